@@ -579,6 +579,29 @@ def test_gangs_are_told_where_their_members_are(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_members_of_a_gang_start_when_the_agent_of_the_first_has_chosen_the_ports(tmp_path: Path) -> None:
+    """Ports that follow from the number of the job could be bound by another user before the gang starts."""
+
+    async def story(plant: Plant) -> None:
+        one = msgspec.structs.replace(HELLO, speaks=2)
+        two = msgspec.structs.replace(one, node="n2", address="10.0.0.2")
+        async with puppet(plant, one) as first, puppet(plant, two) as second:
+            for each in (first, second):
+                await each.wait_for(wire.Welcome)
+            await plant.submit(["true"], count=3, resources={"cpu": 2})
+            puppets = {"n1": first, "n2": second}
+            launched = {asyncio.create_task(each.launched()): name for name, each in puppets.items()}
+            [done], [waits] = await asyncio.wait(launched, return_when=asyncio.FIRST_COMPLETED)
+            launch = done.result()
+            assert launch.gang is not None and launch.gang.port == 0
+            assert launched[done] == launch.gang.places[0].node
+            await puppets[launched[done]].say(wire.Meetings((wire.Meeting(launch.gang.key, 21_000, 22_000),)))
+            other = (await waits).gang
+            assert other is not None and (other.port, other.barrier, other.key) == (21_000, 22_000, launch.gang.key)
+
+    tell(tmp_path, story)
+
+
 def test_a_gang_has_a_key_of_its_own_that_a_restart_does_not_change(tmp_path: Path) -> None:
     keys: list[str] = []
     nodes: dict[str, Key] = {}

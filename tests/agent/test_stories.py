@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shlex
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fairlead.agent.machine import free_ports
 from fairlead.agent.process import Agent, Settings, Taken
 from fairlead.core.commands import MoveNode, RemoveNode
 from fairlead.core.model import Stage
@@ -368,6 +370,32 @@ def test_members_of_a_gang_wait_for_each_other(tmp_path: Path) -> None:
             assert [await log_of(plant, job, index=index) for index in range(4)] == ["4\n"] * 4
 
     tell(story)
+
+
+def test_ports_that_another_user_has_bound_do_not_keep_a_gang_from_starting(tmp_path: Path) -> None:
+    """They followed from the number of the job: these are those of job 1."""
+    script = f"echo $MASTER_PORT $FAIRLEAD_PORT; exec {shlex.quote(sys.executable)} -m fairlead.gang 20"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            with (
+                socket.create_server(("", 20_062)),
+                socket.create_server(("", 20_063)),
+            ):
+                job = await plant.submit(["sh", "-c", script], count=3, min=3)
+                assert await plant.over(job) == "succeeded"
+            ports = {await log_of(plant, job, index=index) for index in range(3)}
+            assert len(ports) == 1 and ports != {"20062 20063\n"}
+
+    tell(story)
+
+
+def test_free_ports_are_not_bound_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.agent.machine.PORTS", range(23_000, 23_006))
+    with socket.create_server(("", 23_000)), socket.create_server(("127.0.0.1", 23_001)), socket.socket() as bound:
+        bound.bind(("127.0.0.1", 23_002))
+        assert sorted(free_ports({23_003})) == [23_004, 23_005]
+        assert len(set(free_ports(set(range(23_000, 23_006))))) == 2
 
 
 def test_a_gang_that_is_not_complete_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,7 @@ class Joining:
             ended=self.table.started("ended"),
             notes=tuple(sorted(set(self._notes.values()))),
             epoch=self.epoch.seen,
+            meetings=tuple(self.table.meetings.values()),
         )
         await Session(self, channel).run(hello)
 

@@ -104,7 +104,7 @@ def gang_variables(gang: Gang) -> dict[str, str]:
     return generation | {
         "FAIRLEAD_GANG_KEY": gang.key,
         "FAIRLEAD_PEERS": ",".join(peers),
-        "FAIRLEAD_PORT": str(gang.port + 1),
+        "FAIRLEAD_PORT": str(gang.barrier or gang.port + 1),
         "MASTER_ADDR": first,
         "MASTER_PORT": str(gang.port),
         "WORLD_SIZE": str(gang.size),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
+from itertools import islice
 from pathlib import Path
+from random import SystemRandom
 
 import msgspec
 
 CGROUPS = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+PORTS = range(20_000, 32_000)
+"""Ports at which gangs meet."""
 UNLIMITED = 1 << 60
 """Cgroups v1 report a number above this if there is no limit."""
 
@@ -36,6 +41,30 @@ def this_machine() -> Machine:
 def host_name() -> str:
     name = re.sub(r"[^A-Za-z0-9._@+-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._@+-")
     return name or "node"
+
+
+def free_ports(taken: set[int]) -> tuple[int, int]:
+    """Return two different ports outside of `taken` that no process has bound, drawn at random.
+
+    They are below the range from which systems assign ports by themselves, so that no outgoing connection takes them.
+    If all are bound, they are not free.
+    """
+    drawn = SystemRandom().sample(PORTS, len(PORTS))
+    first, second = [*islice(filter(lambda port: port not in taken and _is_free(port), drawn), 2), *drawn][:2]
+    return first, second
+
+
+def _is_free(port: int) -> bool:
+    for family, every in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family) as probe:
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((every, port))
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE:
+                return False
+    return True
 
 
 def _cpus() -> float:

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, WebSocketExc
 from fairlead import __version__
 from fairlead.agent.coordinator import Epoch, Joining, Log
 from fairlead.agent.launch_data import personal_variables, surroundings
-from fairlead.agent.machine import Machine, host_name, this_machine
+from fairlead.agent.machine import Machine, free_ports, host_name, this_machine
 from fairlead.agent.node_key import Identity
 from fairlead.agent.probe import Probe
 from fairlead.agent.result_lists import ResultLists
@@ -101,10 +101,10 @@ class Agent:
         self.lists = ResultLists(self._directory / "results", log)
         if helper is None:
             number = settings.spawners or spawners_for(os.cpu_count() or 1)
-            self.table = TaskTable(around, number, keep_list=self.lists.add)
+            self.table = TaskTable(around, number, keep_list=self.lists.add, choose_ports=free_ports)
         else:
             fails = Probe(self._directory).fails
-            self.table = TaskTable(around, 0, machine_fails=fails, keep_list=self.lists.add)
+            self.table = TaskTable(around, 0, machine_fails=fails, keep_list=self.lists.add, choose_ports=free_ports)
             for user in helper.known():
                 self.table.spawners_of(user)
         self._parts: set[asyncio.Task[None]] = set()
@@ -218,6 +218,7 @@ class Agent:
             address,
             wire.this_machine(),
             users=settings.users,
+            speaks=wire.SPEAKS,
         )
 
     # -- spawners ------------------------------------------------------------------------------------------------

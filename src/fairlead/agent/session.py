@@ -129,6 +129,9 @@ class Session:
                 if isinstance(message, wire.LogRequest) and len(self._readers) >= MAX_LOGS:
                     await self._push_out_reader()
                 self._handle(message)
+                if self._table.chosen:
+                    chosen, self._table.chosen = tuple(self._table.chosen), []
+                    await self._channel.send(encode(wire.Meetings(chosen)))
 
     def _handle(self, message: wire.FromServer) -> None:
         match message:

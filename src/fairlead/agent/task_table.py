@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from fairlead.agent.launch_data import Surroundings, each_of, flat_of, own_variables, spawner_spec
 from fairlead.agent.reports import Entry, Reporting
 from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
 from fairlead.agent.spawner_balance import SpawnerBalance
-from fairlead.wire.agent_messages import Launch, Report, Stop, Tasks, Work
+from fairlead.wire.agent_messages import Launch, Meeting, Report, Stop, Tasks, Work
 
 Task = tuple[int, str, int]
 """Job number, stage, index: a task without its attempt."""
@@ -22,6 +24,7 @@ Frame = tuple[Any, ...]
 """A message for a spawner."""
 NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 EARLIER: Listing = ([], ["its files are not sent: they were collected by an earlier version of Fairlead on the node"])
+MAX_MEETINGS = 1_000
 MAX_GONE = 200
 """Confirmed ends to collect before they are sent to a spawner."""
 
@@ -34,14 +37,21 @@ class TaskTable:
         steady: Callable[[], float] = monotonic,
         machine_fails: Callable[[], bool] = lambda: True,
         keep_list: Callable[[str, Meta, int, Listing], None] = lambda user, meta, index, listing: None,
+        choose_ports: Callable[[set[int]], tuple[int, int]] = lambda taken: (0, 0),
     ) -> None:
         """Create an empty table. `spawners` is the number of spawners shared by all users; 0 gives each user their own.
 
         `steady` is a clock that spawners have too. `machine_fails` is called if the spawner of a user cannot start a
         task. It returns True if the machine is the cause, False if it is a limit of that user. `keep_list` is called
         with the user of the spawner, the task and the list of its result files, before its end is reported.
+        `choose_ports` returns two free ports that are not in a set.
         """
         self._keep_list = keep_list
+        self._choose_ports = choose_ports
+        self.meetings: dict[str, Meeting] = {}
+        """Key of a generation of a gang → the ports that were chosen for it, of the last gangs."""
+        self.chosen: list[Meeting] = []
+        """Ports that the server has not been told yet."""
         self._steady = steady
         self._machine_fails = machine_fails
         self.grace = 30.0
@@ -94,6 +104,8 @@ class TaskTable:
     # -- orders of the server ------------------------------------------------------------------------------------
 
     def handle(self, work: Work) -> None:
+        if any(launch.gang is not None and not launch.gang.port for launch in work.launches):
+            work = msgspec.structs.replace(work, launches=tuple(map(self._with_ports, work.launches)))
         for stop in work.stops:
             self._stop(stop)
         if work.standing:
@@ -110,6 +122,20 @@ class TaskTable:
         for spawner, outbox in enumerate(self.outbox):
             if groups[spawner] or slots[spawner]:
                 outbox.append(("launch", groups[spawner], slots[spawner]))
+
+    def _with_ports(self, launch: Launch) -> Launch:
+        """Return a launch with ports for its gang, if the server leaves their choice to this node."""
+        gang = launch.gang
+        if gang is None or gang.port:
+            return launch
+        if gang.key not in self.meetings:
+            taken = {port for meeting in self.meetings.values() for port in (meeting.port, meeting.barrier)}
+            self.meetings[gang.key] = Meeting(gang.key, *self._choose_ports(taken))
+            self.chosen.append(self.meetings[gang.key])
+            if len(self.meetings) > MAX_MEETINGS:
+                del self.meetings[next(iter(self.meetings))]
+        _, port, barrier = msgspec.structs.astuple(self.meetings[gang.key])
+        return msgspec.structs.replace(launch, gang=msgspec.structs.replace(gang, port=port, barrier=barrier))
 
     def _launch_chained(
         self, launches: list[Launch], work: Work, groups: list[list[Frame]], slots: list[dict[int, int]]

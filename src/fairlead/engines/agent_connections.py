@@ -105,6 +105,8 @@ class Seen(msgspec.Struct):
     """The lease that the agent was told last."""
     lease: int = 0
     """The longest lease that the agent may keep, until it has acknowledged a shorter one."""
+    speaks: int = 0
+    """The version of the messages that its agent speaks; 0 if none has connected during this term."""
 
     def tell_lease(self, lease: int) -> None:
         self.told, self.lease = lease, max(self.lease, lease)
@@ -183,7 +185,7 @@ class LedPartition:
         self.handle = handle
         self.nodes: dict[str, Seen] = {}
         self.attached: dict[str, Attached] = {}
-        self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
+        self.orders = Orders(handle.epoch, self._address, secrets, gang_seed, self._chooses_ports)
         self.ahead: dict[str, None] = {}
         """Nodes that report attempts or epochs which are not in the journal."""
         self.parted: dict[str, None] = {}
@@ -192,6 +194,10 @@ class LedPartition:
         """The asyncio task that reports them to the core."""
         self.ready_since: float | None = None
         """When the partition became ready; None before. Silence of nodes before this time does not count."""
+
+    def _chooses_ports(self, node: str) -> bool | None:
+        seen = self.nodes.get(node)
+        return seen.speaks >= 2 if seen is not None and seen.speaks else None
 
     def _address(self, node: str) -> str:
         seen = self.nodes.get(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count as numbers
 from secrets import token_bytes
 from time import monotonic
@@ -294,6 +295,9 @@ class Agents:
         name, spec = convert.node_of(hello)
         seen = led.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
+        seen.speaks = hello.speaks
+        for meeting in hello.meetings:
+            led.orders.meet(meeting)
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[Command] = [AddNode(name=name, spec=spec, operator=True)]
         times = (*hello.run_times, *(0 for _ in hello.running))
@@ -331,6 +335,17 @@ class Agents:
         attached.open = True
         attached.running = Blocks(running)
         await self._offer(led, self._missing(attached, greeted))
+        await self._send_waiting(led)
+
+    async def _send_waiting(self, led: LedPartition) -> None:
+        """Send the launches of gangs that waited for the ports of their gang. Those that still have none wait again."""
+        for name in led.orders.take_waiting():
+            attached = led.attached.get(name)
+            if attached is None or not attached.open:
+                continue  # it gets all launches when it joins
+            message = await led.handle.read(partial(_launches_for, led, name))
+            if message is not None:
+                attached.put(message)
 
     def _check_epoch(self, led: LedPartition, hello: wire.Hello) -> None:
         """Note a node that has seen a leader whose records are not in this journal."""
@@ -400,6 +415,10 @@ class Agents:
             case wire.Staged():
                 for tasks in message.tasks:
                     self._tell_collected(partition, attached, tasks)
+            case wire.Meetings():
+                for meeting in message.meetings:
+                    led.orders.meet(meeting)
+                await self._send_waiting(led)
             case wire.NewKey():
                 await self._credentials.renew(attached.peer, message)
                 self._log("node key renewed", {"partition": partition, "node": attached.node})
@@ -626,3 +645,12 @@ class Agents:
             del attached.readers[request]
             if not last:
                 attached.put(wire.LogCancel(request))
+
+
+def _launches_for(led: LedPartition, node: str, partition: Partition) -> wire.Work | None:
+    """Return all launches that a node should have. Its agent takes each of them once."""
+    node_id = partition.nodes.find(node)
+    if node_id is None or not led.handle.leads:
+        return None
+    standing = outstanding_effects(partition, node_id)
+    return led.orders.work(partition, msgspec.structs.replace(standing[0], stops=()), {}) if standing else None

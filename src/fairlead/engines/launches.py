@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -15,25 +16,53 @@ from fairlead.core.ranges import Flat, Ranges, indices
 from fairlead.core.resources import CPU, MEMORY
 from fairlead.core.state import Partition
 from fairlead.engines.engine import Secrets
-from fairlead.wire.agent_messages import Gang, Launch, Place, Spec, Stop, Tasks, Work
+from fairlead.wire.agent_messages import Gang, Launch, Meeting, Place, Spec, Stop, Tasks, Work
 
 FIRST_PORT, PORTS = 20_000, 6_000
 """Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
 STEP = 1_009
 """Each generation of a gang uses the pair of ports that is this number of pairs after the last one."""
 
+REMEMBERED = 10_000
+"""Gangs whose ports are remembered, and gangs that may wait for their ports."""
+
 Address = Callable[[str], str]
 """Node name → address of the node."""
+Chooses = Callable[[str], bool | None]
+"""Node name → True if its agent chooses the ports of gangs; None if it has not connected yet."""
 
 
 class Orders:
     """Turns messages to nodes of one partition into work for their agents."""
 
-    def __init__(self, epoch: int, address: Address, secrets: Secrets, gang_seed: bytes) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        address: Address,
+        secrets: Secrets,
+        gang_seed: bytes,
+        chooses: Chooses = lambda node: False,
+    ) -> None:
         self._epoch = epoch
         self._address = address
         self._secrets = secrets
         self._gang_seed = gang_seed
+        self._chooses = chooses
+        self._meetings: dict[str, Meeting] = {}
+        """Key of a generation of a gang → its ports."""
+        self._waiting: dict[str, dict[str, None]] = {}
+        """Key of a generation of a gang → nodes that get its launches when its ports are known."""
+
+    def meet(self, meeting: Meeting) -> None:
+        """Remember the ports of a gang. The first that are reported count."""
+        self._meetings.setdefault(meeting.key, meeting)
+        _forget_first(self._meetings)
+
+    def take_waiting(self) -> list[str]:
+        """Return the nodes whose launches of gangs wait for ports, and forget them."""
+        nodes = list(dict.fromkeys(node for nodes in self._waiting.values() for node in nodes))
+        self._waiting.clear()
+        return nodes
 
     def work(self, partition: Partition, message: ForNode, gangs: dict[int, Gang], standing: bool = False) -> Work:
         """Return the message for an agent. `gangs` caches gangs by the `id` of their first stage."""
@@ -51,14 +80,12 @@ class Orders:
                 at = spec_numbers[effect.number, effect.stage] = specs.setdefault(
                     self._spec(partition, job, stage), len(specs)
                 )
-            launch = Launch(
-                tasks_of(effect),
-                at,
-                effect.devices,
-                effect.chain,
-                effect.slots,
-                self._gang(partition, stage, effect.indices, gangs) if _is_gang(stage) else None,
-            )
+            gang = self._gang(partition, stage, effect.indices, gangs) if _is_gang(stage) else None
+            if gang is not None and not gang.port and not (gang.places and gang.places[0].node == message.node):
+                self._waiting.setdefault(gang.key, {})[message.node] = None
+                _forget_first(self._waiting)
+                continue
+            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang)
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:
@@ -87,22 +114,33 @@ class Orders:
     def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:
         """Return the gang of a launch, with the ranks of its tasks. A replacement task has the rank of the lost one.
 
-        Port and key are those of the generation, so that members of an earlier one cannot meet those of this one.
+        Ports and key are those of the generation, so that members of an earlier one cannot meet those of this one. The
+        ports are chosen by the agent of the first member when it starts, because other users could bind them earlier.
+        They are derived from the job's number if that agent is of a version that does not choose.
         """
         stages = stage.gang()
         whole = gangs.get(id(stages[0]))
         if whole is None:
             places: dict[int, list[int]] = {}
+            first_node = ""
             for member in stages:
                 for allocation in live_of(member):
                     if allocation.state != "stopping":
-                        places.setdefault(allocation.node, []).extend(ranks_of(member, allocation.indices))
+                        ranks = ranks_of(member, allocation.indices)
+                        places.setdefault(allocation.node, []).extend(ranks)
+                        if allocation.state == "assigned" and 0 in ranks:
+                            first_node = partition.nodes.name[partition.nodes.rows[allocation.node]]
             number, position, generation = stage.job.number, stages[0].position, stage.generation
             turn = number * 31 + position + STEP * max(0, generation - 1)
             port = FIRST_PORT + 2 * (turn % PORTS)
             key = self._gang_key(partition.name, number, position, generation)
             size = stage.world_size() if generation else sum(member.count for member in stages)
-            whole = Gang(size, 0, port, tuple(self._places(partition, places)), key, generation)
+            barrier = 0
+            if key in self._meetings:
+                _, port, barrier = msgspec.structs.astuple(self._meetings[key])
+            elif first_node and self._chooses(first_node) is not False:
+                port = 0
+            whole = Gang(size, 0, port, tuple(self._places(partition, places)), key, generation, (), barrier)
             gangs[id(stages[0])] = whole
         ranks = ranks_of(stage, block)
         first = ranks[0] - block[0]
@@ -120,6 +158,11 @@ class Orders:
         for node_id, ranks in sorted(places.items(), key=lambda item: min(item[1])):
             name = partition.nodes.name[partition.nodes.rows[node_id]]
             yield Place(name, self._address(name), Ranges.from_indices(ranks).flat())
+
+
+def _forget_first(remembered: dict[str, Any]) -> None:
+    while len(remembered) > REMEMBERED:
+        del remembered[next(iter(remembered))]
 
 
 def stops_of(message: ForNode) -> tuple[Stop, ...]:

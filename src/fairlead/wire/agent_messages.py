@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 
 VERSION = 1
+"""The version of the handshake."""
+SPEAKS = 2
+"""The version of the messages after it. Older ends ignore fields that they do not know."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message."""
 MAX_LATER_BYTES = 4 << 20
@@ -82,7 +85,8 @@ class Place(Message, frozen=True):
 
 class Gang(Message, frozen=True):
     """A generation of a gang: one start of the whole gang. The rank of a task is `first` plus its index, unless `ranks`
-    is given. Places are ordered by rank."""
+    is given. Places are ordered by rank. With port 0, the agent of the first member chooses the ports, and tells them
+    with `Meetings`."""
 
     size: int
     first: int
@@ -93,6 +97,17 @@ class Gang(Message, frozen=True):
     generation: int = 0
     ranks: tuple[int, ...] = ()
     """The ranks of the tasks of this launch, in the order of their indices; empty if they follow from `first`."""
+    barrier: int = 0
+    """The port of `fairlead.gang`; 0 for the one after `port`."""
+
+
+class Meeting(Message, frozen=True):
+    """The ports at which the members of a generation of a gang meet, on the node of the first."""
+
+    key: str
+    """The key of the generation."""
+    port: Figure
+    barrier: Figure
 
 
 class Launch(Message, frozen=True):
@@ -161,6 +176,10 @@ class Hello(Message, frozen=True, tag=1):
     """Average run time so far of the tasks of each entry of `running`."""
     epoch: int = 0
     """The highest epoch of a server that the agent has seen; 0 if none."""
+    speaks: int = 1
+    """The version of these messages that the agent speaks. From 2 on it chooses the ports of gangs."""
+    meetings: tuple[Meeting, ...] = ()
+    """The ports that it has chosen."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -240,6 +259,12 @@ class Staged(Message, frozen=True, tag=9):
     tasks: tuple[Tasks, ...]
 
 
+class Meetings(Message, frozen=True, tag=10):
+    """The ports that the agent has chosen for gangs whose first members start on this node."""
+
+    meetings: tuple[Meeting, ...]
+
+
 class NewKey(Message, frozen=True, tag=7):
     """The answer to `Renew`: the key for later connections, with its signature."""
 
@@ -247,7 +272,7 @@ class NewKey(Message, frozen=True, tag=7):
     signature: bytes
 
 
-FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPart | Staged
+FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPart | Staged | Meetings
 
 # -- from the server ---------------------------------------------------------------------------------------------
 
