@@ -34,9 +34,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 class Server:
     """`fairlead server` on a data directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [PROGRAM, "server", "--data", str(folder), "--port", "0", "--json"],
+            [PROGRAM, "server", "--data", str(folder), "--port", "0", "--json", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -63,6 +63,52 @@ def fill(file: Path) -> None:
                     pass
             except OSError:
                 continue
+
+
+HUGE = {"stages": [{"command": ["true", *["x" * 100_000] * 19], "resources": {"cpu": 1}}]}
+"""A job of 1.9 MB."""
+
+
+def test_one_user_does_not_fill_the_disk(disk: Path) -> None:
+    """Killing jobs makes no room for more of them, and other users go on."""
+    server = Server(disk / "data")
+    try:
+        clients = []
+        for user in ("ann", "bob"):
+            created = server.client.post("/api/v1/tokens", json={"role": "user", "user": user}).json()
+            headers = {"Authorization": f"Bearer {created['secret']}"}
+            clients.append(httpx.Client(base_url=server.url, headers=headers, timeout=SECONDS))
+        ann, bob = clients
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        taken = 0
+        while (answer := ann.post("/api/v1/jobs", json=HUGE)).status_code == 201:
+            assert ann.post(f"/api/v1/jobs/{answer.json()['job']}/kill").status_code == 200
+            taken += 1
+            assert taken < 20
+        assert taken == 4  # an eighth of the disk
+        assert answer.status_code == 409 and "keep_ended" in answer.json()["detail"]
+        assert bob.post("/api/v1/jobs", json=HUGE).status_code == 201
+        for client in clients:
+            client.close()
+    finally:
+        server.close()
+
+
+def test_a_disk_that_is_nearly_full_gets_room_again(disk: Path) -> None:
+    """Old records are dropped, so that more can be written than the disk has space for."""
+    config = disk / "config.json"
+    config.write_text(json.dumps({"partitions": {"default": {"keep_ended": "100ms", "keep_keys": "100ms"}}}))
+    server = Server(disk / "data", "--config", str(config), "--history-size", "4Mi")
+    try:
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        for _ in range(60):
+            answer = server.client.post("/api/v1/jobs", json=HUGE)
+            assert answer.status_code == 201, answer.text
+            assert server.client.post(f"/api/v1/jobs/{answer.json()['job']}/kill").status_code == 200
+            time.sleep(0.2)
+        assert server.client.get("/readyz").status_code == 200
+    finally:
+        server.close()
 
 
 def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:

@@ -8,6 +8,24 @@ NEEDED = 16 * 2**20
 """Bytes that must be free. One cycle writes less."""
 
 
+SHARES = 8
+"""The jobs of one user may take one of this many equal parts of a disk."""
+TIGHT = 2**30
+"""A disk with fewer free bytes is tight if they are also less than half of the disk."""
+
+
+def room_on(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes of a disk that the jobs of one user may take."""
+    disk = os.statvfs(folder)
+    return disk.f_blocks * disk.f_frsize // SHARES
+
+
+def is_tight(folder: str | os.PathLike[str]) -> bool:
+    """True if a disk is nearly full."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail < disk.f_blocks // 2 and disk.f_bavail * disk.f_frsize < TIGHT
+
+
 class DiskFull(NotWritten):
     """The disk has less than `NEEDED` bytes of free space."""
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import IO
 
@@ -22,12 +23,15 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.journal.chained import ChainedJournal
 from fairlead.journal.codec import replay, restore, stream_of, time_of
+from fairlead.journal.disk_space import is_tight
 from fairlead.journal.journal import JournalError, Locked
 from fairlead.journal.locate import is_url, open_journal
 
 DATABASE = "FAIRLEAD_DATABASE"
 """The environment variable with the address of the database."""
 EVERY = 10_000
+PAUSE = 0.5
+"""Seconds between two snapshots of a partition while its disk is nearly full."""
 _PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -44,6 +48,8 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
 def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
     """Make a snapshot, then delete the records before the previous snapshot that are older than `age` seconds.
 
+    On a disk that is nearly full, all records before the new snapshot are deleted.
+
     A snapshot stays where the remaining records begin, so that a backup can be restored to any of these records.
     """
     stream = stream_of(partition)
@@ -52,7 +58,10 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
         if before is not None and before.seq == journal.last(stream):
             return before.seq
     seq = make_snapshot(path, partition)
-    if before is not None:
+    if not is_url(path) and is_tight(Path(path).parent):
+        with open_journal(path) as journal:
+            journal.prune(stream, seq)
+    elif before is not None:
         # If the new snapshot is damaged, recovery needs the previous one and the records after it.
         with suppress(Locked), open_journal(path) as journal:  # if the writer is busy, the next call prunes
             upto = _keep_age(journal, partition, before.seq, age * SECOND) if age else before.seq
@@ -104,6 +113,7 @@ class Snapshots:
             place, self._environment[DATABASE] = "-", os.fspath(path)
         self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", place, partition, str(age)]
         self._age = age
+        self._folder = None if is_url(path) else Path(path).parent
         self._made = monotonic()
         self._child: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -119,8 +129,15 @@ class Snapshots:
         if self._child is not None and self._child.poll() is not None:
             self._collect()
         due = seq - self.last >= self._every or (self._age and seq > self.last and monotonic() > self._made + self._age)
+        due = due or self._needs_space(seq)
         if self._child is None and due and seq >= self._wait_until:
             self._start(seq)
+
+    def _needs_space(self, seq: int) -> bool:
+        """True if the disk is nearly full and records have come since the last snapshot, not too shortly before."""
+        if self._folder is None or seq <= self.last or monotonic() < self._made + PAUSE:
+            return False
+        return is_tight(self._folder)
 
     def close(self) -> None:
         """End a running process. Its unfinished snapshot is lost."""

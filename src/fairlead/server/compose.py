@@ -30,6 +30,7 @@ from fairlead.identity.node_keys import Identities
 from fairlead.identity.sealed import key_path
 from fairlead.identity.secrets import Secrets
 from fairlead.identity.tokens import Tokens
+from fairlead.journal.disk_space import room_on
 from fairlead.pools.pool_service import Figures, PoolService
 from fairlead.server.background import refresh, sweep
 from fairlead.server.failure import load_policies, parsed_config, storage_problems_as_failed
@@ -125,7 +126,7 @@ async def compose(
     options: ServerOptions, limits: Limits, first: dict[str, PartitionConfig], joined: Callable[[], None]
 ) -> Parts:
     """Make the parts of a server and connect them, without starting them."""
-    telemetry, quotas = Telemetry(options, limits), Quotas()
+    telemetry, quotas = Telemetry(options, limits), Quotas() if options.database else Quotas(room_on(options.directory))
     log = telemetry.log
     storage = Storage(options, limits, log)
     with storage_problems_as_failed():
