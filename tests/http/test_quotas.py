@@ -81,7 +81,10 @@ def test_what_one_job_may_have(site: Serving) -> None:
         ({"labels": {"l": "x" * 1_001}}, "labels.l"),
         ({"stages": [{**stage, "selectors": {f"l{at}": "x" for at in range(101)}}]}, "stages[0].selectors"),
         ({"stages": [{**stage, "secrets": {f"S{at}": "x" for at in range(101)}}]}, "stages[0].secrets"),
-        ({"stages": [{**stage, "selectors": {"l": ["x" * 200 + str(at) for at in range(20_000)]}}]}, "stages"),
+        (
+            {"stages": [{**stage, "selectors": {"l": ["x" * 200 + str(at) for at in range(20_000)]}}]},
+            "stages[0].selectors.l",
+        ),
         ({"stages": [{**stage, "command": ["x" * 100_000] * 30}]}, "stages"),
         ({"stages": [{**stage, "environment": {f"A{at}": "x" * 100_000 for at in range(30)}}]}, "stages"),
     ):
