@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from fairlead.agent.spawner.records import Spec
+from fairlead.agent.spawner.records import PARAMETER, Spec
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Flat, Gang, Launch
 
@@ -73,12 +73,15 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
     return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results
 
 
-def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
+def own_variables(around: Surroundings, launch: Launch, parameters: tuple[str, ...]) -> list[dict[str, str]] | None:
     """Return the variables of each task of a launch; None if all tasks have the same."""
-    if not launch.devices and launch.gang is None:
+    if not launch.devices and launch.gang is None and not launch.values:
         return None
     indices = list(each_of(launch.tasks.indices))
     own: list[dict[str, str]] = [{} for _ in indices]
+    if launch.values:
+        for variables, values in zip(own, launch.values, strict=True):
+            variables.update((PARAMETER + name, value) for name, value in zip(parameters, values, strict=True))
     if launch.devices:
         # GPUs that an operator added to the detected ones are named by number.
         names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]

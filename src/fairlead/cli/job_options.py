@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fairlead.cli import completion
-from fairlead.cli.input_files import document_of
+from fairlead.cli.input_files import document_of, need_file
 from fairlead.cli.option_values import check_duration, check_memory, pairs, wrong
 from fairlead.cli.typer_commands import Options, argument, option
 
 if TYPE_CHECKING:
+    import msgspec
+
     from fairlead.client import Client
 
 Policy = Literal["replace", "restart", "fail"]
 
-SAME_NAMES = ("pool", "estimate", "time_limit", "tries", "on_failure", "on_loss", "output", "error")
-"""Options that a job document has under the same name, as fields of its stage."""
+OF_STAGE = (
+    "min", "throttle", "near", "scaling", "pool", "estimate", "time_limit", "tries", "on_failure", "on_loss",
+    "directory", "output", "error",
+)  # fmt: skip
+"""Options that a stage of a document has under the same name."""
+OF_JOB = ("name", "queue", "priority", "after")
+"""Options that a document has under the same name."""
 
 
 class PodOptions(Options):
@@ -44,13 +51,25 @@ class JobOptions(Options):
         "-q",
         autocompletion=completion.queues,
     )
-    array: int | None = option(
-        "Run N equal tasks, each as soon as there is capacity. In each task, the variable FAIRLEAD_INDEX is its index, "
-        "from 0.",
-        metavar="N",
-        min=1,
+    array: str | None = option(
+        "Run N equal tasks, each as soon as there is capacity, or the tasks with some indices, such as 0-15:2,20. With "
+        "%4 behind them, 4 tasks run at a time. In each task, the variable FAIRLEAD_INDEX is its index, from 0.",
+        metavar="N|INDICES",
     )
+    grid: list[str] | None = option(
+        "Run a task for each value of a parameter, as name=value,value. In COMMAND, {name} is the value; so is the "
+        "variable FAIRLEAD_PARAM_name. May be repeated: then each combination of values is a task.",
+        metavar="NAME=VALUES",
+    )
+    each_line: Path | None = option(
+        "Run a task for each line of a file. In COMMAND, {line} is the line; so is the variable FAIRLEAD_PARAM_line.",
+        metavar="FILE",
+    )
+    throttle: int | None = option("Run at most N tasks of an array at a time.", metavar="N", min=1)
     gang: int | None = option("Run N tasks that start together, or not at all.", metavar="N", min=1)
+    min: int | None = option(
+        "With --gang: start as soon as this many of its tasks can start; the others follow.", metavar="N", min=1
+    )
     cpu: str | None = option("CPUs of each task, such as 2 or 500m.", show_default="1")
     memory: str | None = option("Memory of each task, such as 512Mi or 8Gi.")
     gpu: str | None = option("GPUs of each task: 2, or a fraction of one, such as 0.5.")
@@ -72,6 +91,20 @@ class JobOptions(Options):
     )
     selector: list[str] | None = option(
         "Run only on nodes with this label, as key=value; may be repeated.", autocompletion=completion.node_labels
+    )
+    where: list[str] | None = option(
+        "Run only on nodes for which this holds, such as 'zone in (a, b), !spot'. If repeated, one of them must hold."
+    )
+    prefer: list[str] | None = option(
+        "Use nodes for which this holds first, as expression=weight, such as 'zone = a=10'; may be repeated."
+    )
+    near: str | None = option(
+        "Keep the tasks together on nodes with the same value of this label, if possible.",
+        autocompletion=completion.node_labels,
+    )
+    apart: bool = option("Put each task on a node of its own.")
+    scaling: Literal["strict", "partial"] | None = option(
+        "How tasks that are added later start: strict, all together; partial, as many as fit."
     )
     toleration: list[str] | None = option(
         "Run also on nodes with this taint, written as `fairlead node show` prints it; may be repeated."
@@ -117,56 +150,81 @@ class JobOptions(Options):
         """The command, with --shell as a line for /bin/sh."""
         return ["/bin/sh", "-c", " ".join(self.command)] if self.shell and self.command else self.command
 
-    def read(self, file: Path) -> dict[str, Any]:
-        """Return the job in a file. Refuse options that describe a job too."""
-        for name, value in vars(self).items():
-            if value not in (None, [], False):
-                hint = "COMMAND" if name == "command" else _option(name)
-                raise wrong(hint, "--file describes the whole job; write this in the file instead")
-        document = document_of(file, "a job is written as key: value pairs", may_be_empty=False)
-        if "stages" not in document and "command" in document:
-            # A job with one stage may be written without a list of stages.
-            from fairlead.wire.api import StageDocument
-
-            stage_keys = set(StageDocument.__struct_fields__) - {"name"}
-            document["stages"] = [{key: document.pop(key) for key in list(document) if key in stage_keys}]
-        return document
-
-    def document(self, client: Client, or_file: str = ", or --file") -> dict[str, Any]:
-        """Return the job that the options describe."""
-        if not self.command:
+    def document(self, client: Client, file: Path | None = None, or_file: str = ", or --file") -> dict[str, Any]:
+        """Return the job that the options describe. With a file, they override what it says."""
+        if file is None and not self.command:
             raise wrong("COMMAND", f"give a program and its arguments{or_file}")
+        job: dict[str, Any] = {} if file is None else _read(file)
+        for name in OF_JOB:
+            if getattr(self, name) not in (None, []):
+                job[name] = getattr(self, name)
+        _merge(job, "labels", pairs(self.label, "--label"))
+        changes = self._stage()
+        if file is None:
+            assert self.command
+            job.setdefault("name", _name_of(self.command[0]))
+            changes.setdefault("resources", {}).setdefault("cpu", "1")
+            if "directory" not in changes and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
+                changes["directory"] = os.getcwd()
+            job["stages"] = [changes]
+        elif changes:
+            _change_stage(job, changes)
+        return job
+
+    def _stage(self) -> dict[str, Any]:
+        """Return the fields of a stage that options give."""
+        for name in ("estimate", "time_limit"):
+            check_duration(getattr(self, name), _option(name))
         if self.array and self.gang:
             raise wrong(
                 "--gang", "tasks of an array start one by one, those of a gang together; drop --array or --gang"
             )
-        for name in ("estimate", "time_limit"):
-            check_duration(getattr(self, name), _option(name))
-        directory = self.directory
-        if directory is None and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
-            directory = os.getcwd()
+        parameters = self._parameters()
+        if parameters and self.gang:
+            raise wrong("--gang", "tasks of a sweep start one by one; drop it, or the parameters")
+        if self.min and not self.gang:
+            raise wrong("--min", "it is the number of tasks of a gang that start together; add --gang")
         stage = {
             "command": self.whole_command,
-            "array": self.array,
+            "array": int(self.array) if self.array and self.array.isdecimal() else self.array,
+            "parameters": parameters,
             "count": self.gang,
             "resources": self._resources(),
-            "environment": pairs(self.env, "--env") or None,
-            "secrets": pairs(self.secret, "--secret") or None,
-            "selectors": pairs(self.selector, "--selector") or None,
+            "environment": pairs(self.env, "--env"),
+            "secrets": pairs(self.secret, "--secret"),
+            "selectors": pairs(self.selector, "--selector"),
+            "where": self.where,
+            "prefer": self._preferences(),
+            "apart": self.apart,
             "tolerations": self.toleration,
             "results": self.result,
-            "directory": directory,
-            **{name: getattr(self, name) for name in SAME_NAMES},
+            **{name: getattr(self, name) for name in OF_STAGE},
         }
-        job = {
-            "name": self.name or _name_of(self.command[0]),
-            "queue": self.queue,
-            "priority": self.priority,
-            "after": self.after,
-            "labels": pairs(self.label, "--label") or None,
-            "stages": [_given(stage)],
-        }
-        return _given(job)
+        return {name: value for name, value in stage.items() if value not in (None, [], {}, False)}
+
+    def _parameters(self) -> dict[str, list[str]]:
+        """Return the parameters of `--grid` and `--each-line`."""
+        parameters: dict[str, list[str]] = {}
+        for name, values in pairs(self.grid, "--grid", "name=value,value").items():
+            parameters[name] = values.split(",")
+        if self.each_line is not None:
+            if "line" in parameters:
+                raise wrong("--each-line", "its parameter is called line, as one of --grid is; rename that one")
+            need_file(self.each_line)
+            lines = self.each_line.read_text(encoding="utf-8").splitlines()
+            if not lines:
+                raise wrong("--each-line", f"{self.each_line} has no lines; name a file with one for each task")
+            parameters["line"] = lines
+        return parameters
+
+    def _preferences(self) -> dict[str, int]:
+        preferences: dict[str, int] = {}
+        for text in self.prefer or ():
+            expression, equals, weight = text.rpartition("=")
+            if not equals or not weight.strip().lstrip("-").isdecimal():
+                raise wrong("--prefer", f"{text!r} has no weight; write expression=weight, such as 'zone = a=10'")
+            preferences[expression.strip()] = int(weight)
+        return preferences
 
     def _resources(self) -> dict[str, str]:
         resources = pairs(self.resource, "--resource")
@@ -176,12 +234,92 @@ class JobOptions(Options):
                     raise wrong("--resource", f"{name} is given twice; drop it, or --{name}")
                 resources[name] = amount
         check_memory(resources.get("memory", ""), "--resource" if self.memory is None else "--memory")
-        resources.setdefault("cpu", "1")
         return resources
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def _read(file: Path) -> dict[str, Any]:
+    """Return the job in a file. A job with one stage may be written without a list of stages."""
+    from fairlead.wire.api import StageDocument
+
+    document = document_of(file, "a job is written as key: value pairs", may_be_empty=False)
+    if "stages" not in document and "command" in document:
+        stage_keys = set(StageDocument.__struct_fields__) - {"name"}
+        document["stages"] = [{key: document.pop(key) for key in list(document) if key in stage_keys}]
+    return document
+
+
+def _change_stage(job: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Change the only stage of a job from a file."""
+    stages = job.get("stages")
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return  # the server says what is wrong
+    if len(stages) != 1:
+        raise wrong(_option(next(iter(changes))), f"the file has {len(stages)} stages; use --set stages.NAME.KEY=VALUE")
+    [stage] = stages
+    for key, value in changes.items():
+        if isinstance(value, dict) and key != "parameters":
+            _merge(stage, key, value)
+        else:
+            stage[key] = value
+    for key, others in (("array", ("count", "min")), ("parameters", ("count", "min")), ("count", ("array",))):
+        if key in changes:
+            for other in others:
+                if other not in changes:
+                    stage.pop(other, None)
+
+
+def set_values(job: dict[str, Any], settings: list[str] | None) -> None:
+    """Give keys of a job from a file other values. A key of a stage needs no path if the job has one stage."""
+    from fairlead.wire.api import JobDocument, StageDocument
+
+    for text in settings or ():
+        path, equals, value = text.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            raise wrong("--set", f"{text!r} is not KEY=VALUE; write one such as environment.LR=0.1")
+        stages = [stage for stage in job.get("stages") or () if isinstance(stage, dict)]
+        place: dict[str, Any] = job
+        form: type[msgspec.Struct] = StageDocument
+        if keys[0] == "stages" and len(keys) > 2:
+            named = {str(stage.get("name", "main")): stage for stage in stages}
+            if keys[1] not in named:
+                raise wrong("--set", f"the job has no stage {keys[1]}; name one of {', '.join(named)}")
+            place, keys = named[keys[1]], keys[2:]
+        elif keys[0] in JobDocument.__struct_fields__ and keys[0] != "stages":
+            form = JobDocument
+        elif len(stages) == 1:
+            [place] = stages
+        else:
+            raise wrong("--set", f"the job has {len(stages)} stages; write stages.NAME.{path}=VALUE")
+        # Names of labels and selectors may have dots, so only the first one separates.
+        key, *rest = ".".join(keys).split(".", 1)
+        if rest:
+            _merge(place, key, {rest[0]: value})
+        else:
+            place[key] = _scalar(value, form, key)
+
+
+def _scalar(text: str, form: type[msgspec.Struct], key: str) -> Any:
+    """Return the value of a key as its form has it: a number, true or false, a list in brackets, or the text itself."""
+    if text[:1] in ("[", "{"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise wrong("--set", f"{text!r} is not a list or a mapping; write [one, two] or {{key: value}}") from None
+    import msgspec
+
+    try:
+        return msgspec.convert(text, get_type_hints(form, include_extras=True).get(key, str), strict=False)
+    except msgspec.ValidationError:
+        return text  # the server says what is wrong
+
+
+def _merge(document: dict[str, Any], key: str, entries: dict[str, Any]) -> None:
+    if entries:
+        before = document.get(key)
+        document[key] = {**before, **entries} if isinstance(before, dict) else entries
 
 
 def _option(name: str) -> str:

@@ -14,6 +14,16 @@ ONLY_AGENTS = {
     "file": "write the options of the command line, or a Job of Kubernetes",
     "priority": "pods get their priority from a PriorityClass; write a Job of Kubernetes",
     "after": "Jobs of Kubernetes do not wait for each other",
+    "grid": "write one Job for each combination",
+    "each_line": "write one Job for each line",
+    "throttle": "set parallelism in a Job of your own",
+    "min": "write a Job of Kubernetes",
+    "where": "choose nodes with --selector",
+    "prefer": "write a Job of Kubernetes",
+    "near": "write a Job of Kubernetes",
+    "apart": "write a Job of Kubernetes",
+    "scaling": "Jobs of Kubernetes are not scaled",
+    "set": "leave it out",
     "secret": "use a Secret of Kubernetes in a Job of your own",
     "toleration": "write a Job of Kubernetes",
     "pool": "choose nodes with --selector",
@@ -43,6 +53,8 @@ def submit_pods(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> No
         raise wrong("--image", "missing; pods need one")
     if not job.command:
         raise wrong("COMMAND", "missing; write the program and its arguments")
+    if job.array and not job.array.isdecimal():
+        raise wrong("--array", "pods have the indices from 0 on; write a number of tasks")
     if job.array and job.gang:
         raise wrong("--gang", "tasks of an array start one by one, those of a gang together; drop --array or --gang")
     try:
@@ -62,7 +74,7 @@ def _fields(job: JobOptions, pods: PodOptions) -> dict[str, Any]:
         "image": pods.image,
         "command": job.whole_command,
         "name": job.name,
-        "tasks": job.array or job.gang,
+        "tasks": int(job.array) if job.array else job.gang,
         "gang": bool(job.gang),
         "requests": {name: amount for name, amount in requests.items() if amount},
         "env": pairs(job.env, "--env"),

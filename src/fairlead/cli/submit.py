@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from fairlead.cli.input_files import REMEDY, has_input
-from fairlead.cli.job_options import JobOptions, PodOptions
+from fairlead.cli.job_options import JobOptions, PodOptions, set_values
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common
 from fairlead.cli.output import print_json, print_text
@@ -61,7 +61,14 @@ def interrupts() -> Iterator[Interrupt]:
 
 
 class SubmitOptions(Common):
-    file: Path | None = option("File with a job in YAML or JSON; - for standard input.", "-f")
+    file: Path | None = option(
+        "File with a job in YAML or JSON; - for standard input. Other options override what it says.", "-f"
+    )
+    set: list[str] | None = option(
+        "With --file: give a key another value, as KEY=VALUE, such as environment.LR=0.1, or "
+        "stages.NAME.resources.cpu=4 for a stage of several; may be repeated.",
+        metavar="KEY=VALUE",
+    )
     wait: bool = option("Wait for the end of the job and exit with its status. Ctrl-C kills the job.")
     follow: bool = option("Show the output of the job until its end and exit with its status. Ctrl-C kills the job.")
     dry_run: bool = option("Submit nothing. Show where the job would start now, or why it would wait.")
@@ -79,8 +86,10 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> None:
 
     fairlead submit --array 100 --cpu 2 ./simulate --fast
 
-    fairlead submit -f train.yaml
+    fairlead submit -f train.yaml --set environment.LR=0.1
     """
+    if options.set and options.file is None:
+        raise wrong("--set", "it changes a file; add --file, or use the option of that key")
     if options.engine == "kubernetes":
         from fairlead.cli.kubernetes_jobs import submit_pods
 
@@ -92,7 +101,8 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> None:
         if given and options.dry_run:
             raise wrong(flag, "a dry run starts nothing; leave it out")
     with options.client() as client:
-        document = job.document(client) if options.file is None else job.read(options.file)
+        document = job.document(client, options.file)
+        set_values(document, options.set)
         if options.dry_run:
             _try(client, document, options)
         elif options.wait or options.follow:
@@ -113,7 +123,7 @@ def run(job: JobOptions, common: Common) -> None:
         common.fail(REMEDY, 2)
     try:
         with common.client() as client:
-            _submit_and_wait(client, job.document(client, or_file=""), True, common)
+            _submit_and_wait(client, job.document(client, None, ""), True, common)
     finally:
         if has_input():  # input that arrived later
             typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)

@@ -16,6 +16,7 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.model import OPERATOR, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.policy.registry import Registry
+from fairlead.core.ranges import count as tasks_in
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import (
@@ -27,6 +28,7 @@ from fairlead.core.why.reasons import (
     Reason,
     ShareSpent,
     StillStopping,
+    Throttled,
 )
 
 
@@ -57,9 +59,10 @@ class Admission:
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
         """Return the checks that can refuse asks of a job, in order."""
-        key: object = id(job.accounts)  # enough for a new, preemptible job without `after` or a user's hold
-        if job.allocations or job.after or job.held_by is not None or not job.preemptible:
-            key = (key, job.preemptible, job.allocations > 0, bool(job.after), job.held_by is not None)
+        key: object = id(job.accounts)  # enough for a new, preemptible job without `after`, throttle or a user's hold
+        if job.allocations or job.after or job.throttled or job.held_by is not None or not job.preemptible:
+            held = job.held_by is not None
+            key = (key, job.preemptible, job.allocations > 0, bool(job.after), held, job.throttled)
         entry = self._checks.get(key)
         if entry is None:
             candidates = [check for check in CHECKS.values() if check.always]
@@ -153,6 +156,15 @@ class Admission:
         """Return the number of jobs of an account that have live tasks, with counted starts."""
         return account.running + self._running.get(id(account), 0)
 
+    def running_tasks(self, ask: Ask, stage: Stage) -> int:
+        """Return the number of tasks of a stage that run or are assigned, with counted starts of an ask."""
+        if len(stage.job.stages) == 1:
+            running = stage.job.live
+        else:
+            live = {task.id: task for task in (stage.live or {}).values() if not task.slots}
+            running = sum(tasks_in(task.indices) for task in live.values())
+        return running + self._given.get(ask.seq, 0)
+
     def claims(self, ask: Ask) -> list[Ask]:
         """Return the other asks for which tasks are stopping. The freed capacity is promised to these asks."""
         partition = self.partition
@@ -183,7 +195,7 @@ class Check(NamedTuple):
     """False if the check cannot refuse a job now.
 
     The answer is cached until settings or queue states change. Jobs share it if they have the same accounts and are
-    equal in four properties: preemptible, has allocations, has `after`, is held.
+    equal in five properties: preemptible, has allocations, has `after`, is held, is throttled.
     """
     wakes: bool = False
     """True if the lane of an ask wakes whenever the answer changes. A sleeping lane then need not check again."""
@@ -218,6 +230,13 @@ def job_released(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 def dependencies(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     unmet = admission.partition.unmet(ask.stage.job)
     return AfterUnmet(unmet) if unmet else None
+
+
+def throttle(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
+    for stage, tasks in needs:
+        if stage.throttle and admission.running_tasks(ask, stage) + tasks > stage.throttle:
+            return Throttled(stage.name, stage.throttle)
+    return None
 
 
 def queue_active(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
@@ -298,6 +317,7 @@ CHECKS: Registry[Check] = Registry(
         "job_released": Check(job_released, lambda _, job: job.held_by is not None, True, True, counts_use=False),
         "members_stopping": Check(members_stopping, lambda _, job: job.allocations > 0, wakes=True, always=True),
         "dependencies": Check(dependencies, lambda _, job: bool(job.after), wakes=True, always=True),
+        "throttle": Check(throttle, lambda _, job: job.throttled, always=True),
         "queue_active": Check(queue_active, lambda at, _: bool(at.derived.stopped_queues), wakes=True, always=True),
         "running_jobs": Check(running_jobs, _has_max_jobs, always=True),
         "share": Check(share, is_unpreemptible, always=True),

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import cast
 
+from fairlead.core.arrays import MAX_TASKS, Array, parse_array, parse_parameters
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.expressions import parse_preferences, parse_where
-from fairlead.core.model import ChosenPolicy, Gang, JobSpec, Scaling, StageSpec
+from fairlead.core.model import ChosenPolicy, Gang, JobSpec, Parameters, Scaling, StageSpec
 from fairlead.core.reader import Reader, check_label, check_name, check_text
 from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
-MAX_TASKS = 10_000_000
 MIN_PRIORITY = -(2**31)
 MAX_PRIORITY = 2**31 - 1
 MAX_JOB = 2 * 2**20
@@ -93,7 +93,7 @@ PATTERN_CODES = ("j", "s", "a", "r")
 
 def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHING) -> StageSpec:
     read = Reader(doc, field, "a stage")
-    count, least = _parse_size(read)
+    count, least, array, parameters = _parse_size(read)
     stage = StageSpec(
         name=read.name("name", "main"),
         count=count,
@@ -119,6 +119,9 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         where=read.optional("where", parse_where, ()),
         prefer=read.optional("prefer", parse_preferences, ()),
         on_failure=_policy(read, "on_failure"),
+        indices=array.indices,
+        parameters=parameters,
+        throttle=array.throttle,
     )
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
@@ -135,23 +138,34 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
     return stage
 
 
-def _parse_size(read: Reader) -> tuple[int, int | None]:
-    """Return the number of tasks of a stage, and its `min`: 1 for an `array`, None if the document names none."""
-    array = read.optional_count("array", 1, MAX_TASKS)
+def _parse_size(read: Reader) -> tuple[int, int | None, Array, Parameters]:
+    """Return the bound of the indices of a stage, its `min` (1 for an array, None if the document names none), which
+    indices its array has, and the parameters of a sweep."""
+    parameters = parse_parameters(read)
+    array = parse_array(read, parameters)
     least = read.optional_count("min", 1, MAX_TASKS)
-    if array is None:
+    if array.bound is None:
         count = read.count("count", 1, 1, MAX_TASKS)
         if least is not None and least > count:
             raise Refused(read.at("min"), f"{least} is more than the count {count}; write at most {count}")
-        return count, least
+        if array.throttle and array.throttle < (least or count):
+            start = "all of them" if least is None else f"{least}"
+            raise Refused(
+                read.at("throttle"),
+                f"{array.throttle} of {count} tasks cannot run alone, because {start} start together; write array "
+                "instead of count for tasks that start one by one",
+            )
+        return count, least, array, parameters
     for key in ("count", "min"):
         if read.get(key) is not None:
+            meaning = f"which means count: {array.bound} and min: 1"
+            what = "parameters, which make an array" if parameters else f"array, {meaning}"
             raise Refused(
                 read.at(key),
-                f"it stands beside array, which means count: {array} and min: 1; write array alone for tasks that "
+                f"it stands beside {what}; write array alone for tasks that "
                 "start one by one, or count alone for tasks that start together",
             )
-    return array, 1
+    return array.bound, 1, array, parameters
 
 
 def _policy(read: Reader, key: str) -> ChosenPolicy:
@@ -203,6 +217,8 @@ def _texts(spec: StageSpec) -> Iterator[str]:
     yield from spec.tolerations
     yield from (spec.directory, spec.output, spec.error, *spec.results)
     yield from chain(*spec.environment, *spec.secrets)
+    for _, values in spec.parameters:
+        yield from values
     for label, values in spec.selectors:
         yield label
         yield from values

@@ -95,6 +95,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     members: Members = ()
     failures: int = 0
     earlier: tuple[int, ...] = ()
+    throttle: int = 0
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -421,6 +422,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None
     job.stages = tuple(
         _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)
     )
+    job.throttled = any([stage.throttle for stage in job.stages])
     partition.jobs[job.id] = job
     partition.count_priority(job.priority, 1)
     for stage, document in zip(job.stages, record.stages, strict=True):

@@ -27,7 +27,7 @@ from fairlead.core.model import (
     Stage,
 )
 from fairlead.core.policy.fit import may_be_held
-from fairlead.core.ranges import Ranges, count, indices
+from fairlead.core.ranges import Ranges, count, difference, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import MAX_MIX, MAX_RUNS, MIX_WEIGHT, Partition, is_short
@@ -174,8 +174,8 @@ def _check_counts(partition: Partition, job: Job) -> None:
                     raise InvariantBroken(
                         f"job {job.id} stage {stage.name}: pending tasks without an ask, or an ask without tasks"
                     )
-        if total != stage.count and (total < stage.count or not running):
-            raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {stage.count}")
+        if total != stage.size and (total < stage.size or not running):
+            raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {stage.size}")
         live += running
     if bool(live) != (job.allocations > 0) or (job.ended_at is not None) != JOB.terminal(job.state):
         raise InvariantBroken(f"job {job.id} is {job.state} with {job.allocations} allocations")
@@ -252,7 +252,8 @@ def _check_places(stage: Stage, name: str) -> None:
         raise InvariantBroken(f"{name}: a task is in two places ({problem})") from None
     tasks = seen.flat()
     if not stage.job.manager:
-        _same((0, stage.count) if stage.count else (), tasks, f"the tasks of {name}")
+        expected = difference((0, stage.count), stage.terms.absent) if stage.count else ()
+        _same(expected, tasks, f"the tasks of {name}")
     _need(not tasks or tasks[-1] <= stage.count, f"{name}: tasks beyond its count {stage.count}")
 
 

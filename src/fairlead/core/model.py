@@ -15,7 +15,8 @@ import msgspec
 
 from fairlead.core.expressions import Preferences, Where
 from fairlead.core.policy.order import MISSING, ORDERS, Order
-from fairlead.core.ranges import Ranges, SharedRanges, indices
+from fairlead.core.ranges import Flat, Ranges, SharedRanges, difference, indices
+from fairlead.core.ranges import count as tasks_in
 from fairlead.core.resources import Vector
 from fairlead.core.shape import Selectors, Shape, ShapeKey
 
@@ -49,6 +50,9 @@ REPLACE, SCALE, NEW = 0, 1, 2
 KINDS = ("replace", "scale", "new")
 
 Pairs = tuple[tuple[str, str], ...]
+Parameters = tuple[tuple[str, tuple[str, ...]], ...]
+"""The parameters of a sweep, each with its values. There is a task for each combination; the last parameter varies
+fastest."""
 Amounts = tuple[tuple[str, int], ...]
 
 
@@ -87,6 +91,24 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefer: Preferences = ()
     on_failure: ChosenPolicy = "replace"
     """`replace` in journals that were written before this field existed."""
+    indices: Flat = ()
+    """The indices of the tasks of an array that leaves some out; empty if they are 0 to `count` - 1."""
+    parameters: Parameters = ()
+    throttle: int = 0
+    """The number of tasks that may run at a time; 0 for no bound."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of tasks, which is less than `count` if an array leaves indices out."""
+        return tasks_in(self.indices) if self.indices else self.count
+
+    def values(self, index: int) -> tuple[str, ...]:
+        """Return the values of the parameters for a task."""
+        values: list[str] = []
+        for _, choices in reversed(self.parameters):
+            index, at = divmod(index, len(choices))
+            values.append(choices[at])
+        return tuple(reversed(values))
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         asked = (self.resources, self.selectors, self.tolerations, self.pool)
@@ -104,6 +126,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     estimate: Micros | None
     time_limit: Micros | None
     on_failure: ChosenPolicy
+    absent: Flat = ()
+    """The indices below `count` that an array leaves out."""
 
 
 @lru_cache(maxsize=10_000)
@@ -112,10 +136,12 @@ def _same(terms: Terms) -> Terms:
 
 
 def terms_of(spec: StageSpec) -> Terms:
-    return _same(Terms(*_values_of_terms(spec)))
+    absent = difference((0, spec.count), spec.indices) if spec.indices else ()
+    values = (*_values_of_terms(spec), absent)
+    return _same(Terms(*values))
 
 
-_values_of_terms = attrgetter(*Terms.__struct_fields__)
+_values_of_terms = attrgetter(*Terms.__struct_fields__[:-1])
 
 
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -197,9 +223,9 @@ Members = tuple[tuple[int, int, int], ...]
 
 
 @lru_cache(maxsize=1_000)
-def all_pending(count: int) -> Pending:
-    """Return `Stage.pending` of a new stage. All stages of this size share one object."""
-    return (None, None, SharedRanges((0, count)) if count else None)
+def all_pending(count: int, chosen: Flat = ()) -> Pending:
+    """Return `Stage.pending` of a new stage. All stages with these tasks share one object."""
+    return (None, None, SharedRanges(chosen or (0, count)) if count else None)
 
 
 Asks = tuple["Ask | None", ...]
@@ -289,9 +315,22 @@ class Stage(msgspec.Struct, eq=False):
     earlier: tuple[int, ...] = ()
     """`floor` and `top` when the last era began, and the `floor` that it set; empty if none began since."""
 
+    throttle: int = 0
+    """The number of tasks that may run at a time; 0 for no bound."""
+
     @property
     def spec(self) -> StageSpec:
         return self.own or self.job.spec.stages[self.position]
+
+    @property
+    def size(self) -> int:
+        """Return the number of tasks, which is less than `count` if its array leaves indices out."""
+        return self.count - tasks_in(self.terms.absent) if self.terms.absent else self.count
+
+    @property
+    def tasks(self) -> Flat:
+        """Return the indices of its tasks."""
+        return difference((0, self.count), self.terms.absent) if self.count else ()
 
     @property
     def name(self) -> str:
@@ -306,13 +345,13 @@ class Stage(msgspec.Struct, eq=False):
     def needed(self) -> int:
         """Return the number of tasks that must be live together, at most those that have not ended."""
         least = self.terms.min or self.count
-        left = self.count - self.done() if self.ended else self.count
+        left = self.size - self.done() if self.ended else self.size
         return least if least < left else left
 
     @property
     def needed_before_growth(self) -> int:
         """Return the number of tasks that must be live together if no pending task of kind scale starts."""
-        left = self.count - self.done() - len(self.wanted(SCALE))
+        left = self.size - self.done() - len(self.wanted(SCALE))
         return min(self.terms.min or left, left)
 
     def missing(self) -> int:
@@ -469,6 +508,8 @@ class Job(msgspec.Struct, eq=False):
     after: tuple[str, ...] = ()
     whole: bool = False
     """True if all its stages start together: either all of them have started, or none has."""
+    throttled: bool = False
+    """True if a stage has a throttle."""
     preemptible: bool = True
     preempts: bool = True
     listed: bool = False

@@ -509,7 +509,7 @@ def finish_if_done(plan: Plan, job: Job) -> None:
 
 
 def _has_ended(stage: Stage) -> bool:
-    return not stage.live and stage.pending == NOTHING_PENDING and stage.done() >= stage.count
+    return not stage.live and stage.pending == NOTHING_PENDING and stage.done() >= stage.size
 
 
 def _followers(plan: Plan, job: Job) -> list[Job]:

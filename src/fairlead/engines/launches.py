@@ -85,7 +85,8 @@ class Orders:
                 self._waiting.setdefault(gang.key, {})[message.node] = None
                 _forget_first(self._waiting)
                 continue
-            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang)
+            values = tuple(map(stage.spec.values, indices(effect.indices))) if stage.spec.parameters else ()
+            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values)
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:
@@ -109,6 +110,7 @@ class Orders:
             spec.results,
             settings.max_result_files if spec.results else 0,
             settings.max_result_bytes if spec.results else 0,
+            tuple(name for name, _ in spec.parameters),
         )
 
     def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:
@@ -198,9 +200,8 @@ def _can_join(first: Launch, second: Launch) -> bool:
 
 
 def _joined(first: Launch, second: Launch) -> Launch:
-    return msgspec.structs.replace(
-        first, tasks=msgspec.structs.replace(first.tasks, indices=join(first.tasks.indices, second.tasks.indices))
-    )
+    tasks = msgspec.structs.replace(first.tasks, indices=join(first.tasks.indices, second.tasks.indices))
+    return msgspec.structs.replace(first, tasks=tasks, values=first.values + second.values)
 
 
 def join(first: Flat, second: Flat) -> Flat:

@@ -72,8 +72,9 @@ def _stage(stage: StageSpec, ran: Micros) -> dict[str, Any]:
     return _without_empty(
         {
             "name": stage.name,
-            "count": stage.count,
+            "count": stage.size,
             "min": stage.min,
+            "throttle": stage.throttle,
             "selectors": {label: list(values) for label, values in stage.selectors},
             "where": [format_term(term) for term in stage.where],
             "prefer": {format_term(term): weight for term, weight in stage.prefer},

@@ -151,7 +151,7 @@ def _waits(jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
 
 
 def _by_size(runs: Sequence[Run], jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
-    sizes = {arrival.id: sum(stage.count for stage in arrival.spec.stages) for arrival in runs[0].record.trace.arrivals}
+    sizes = {arrival.id: sum(stage.size for stage in arrival.spec.stages) for arrival in runs[0].record.trace.arrivals}
     classes = sorted({sizes[job.id].bit_length() for own in jobs for job in own})
     labels = [_size_label(size) for size in classes]
     groups: list[Bars] = []

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from heapq import merge
+from itertools import islice
 from typing import Any, Literal
 
+from fairlead.core.arrays import format_array
 from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.earmarks import ends_at
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Ask, Earmark, Job, Micros, Place, Queue, Stage
-from fairlead.core.ranges import count
+from fairlead.core.ranges import count, indices
 from fairlead.core.resources import MEMORY, MILLI, SECOND, Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
@@ -82,7 +84,7 @@ def _stage_answer(stage: Stage) -> wire.Stage:
     live = Counter([allocation.state for allocation in (stage.live or {}).values()])
     return wire.Stage(
         name=stage.name,
-        count=stage.count,
+        count=stage.size,
         min=stage.min,
         resources=amounts(spec.resources),
         command=list(spec.command),
@@ -91,6 +93,9 @@ def _stage_answer(stage: Stage) -> wire.Stage:
         running=live["running"],
         stopping=live["stopping"],
         ended={name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())},
+        array=str(format_array(stage.count, spec.indices)) if spec.indices else "",
+        parameters=[name for name, _ in spec.parameters],
+        throttle=stage.throttle or None,
     )
 
 
@@ -100,9 +105,9 @@ def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after:
     at = 0
     for stage in stages:
         first = max(0, after - at)
-        for index in range(first, min(stage.count, first + limit - len(tasks))):
+        for index in islice(indices(stage.tasks), first, max(first, first + limit - len(tasks))):
             tasks.append(_task_answer(partition, stage, index))
-        at += stage.count
+        at += stage.size
     reached = after + len(tasks)
     return wire.TaskPage(tasks=tasks, next=str(reached) if tasks and reached < at else "")
 
@@ -110,6 +115,7 @@ def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after:
 def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
     view = task_view(partition, stage, index)
     # Nothing is stored for a task that succeeded at its first attempt: its exit code was 0.
+    spec = stage.spec
     plain = view.state == "succeeded" and view.exit_code is None and not stage.job.manager
     return wire.Task(
         stage=stage.name,
@@ -123,6 +129,7 @@ def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
         reason=view.reason,
         note=view.note,
         started=optional_seconds(view.started),
+        parameters=dict(zip([name for name, _ in spec.parameters], spec.values(index), strict=True)),
     )
 
 

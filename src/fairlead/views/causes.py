@@ -177,7 +177,7 @@ def causes_of(partition: Partition, job: Job) -> list[Cause]:
     """Return the causes of a job's present state. Reasons for waiting are not among them."""
     causes: list[Cause] = []
     if job.over:
-        tasks = sum(stage.count for stage in job.stages)
+        tasks = sum(stage.size for stage in job.stages)
         causes.append(Over("", tasks, job.state, job.reason))
     for stage in job.stages:
         causes += _live(partition, stage)

@@ -62,7 +62,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     def _where(self) -> str:
         """Return the nodes where the job starts, and the number of tasks if not all of them start."""
-        tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
+        tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.size for stage in self.job.stages)
         nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
         part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
         return f"{part}on {listed(nodes[:NAMED], len(nodes))}"

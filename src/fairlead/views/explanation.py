@@ -124,7 +124,7 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
 
 
 def _is_whole(cause: Cause, job: Job) -> bool:
-    return len(job.stages) == 1 and cause.tasks == job.stages[0].count
+    return len(job.stages) == 1 and cause.tasks == job.stages[0].size
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:

@@ -218,7 +218,7 @@ def _own(partition: Partition, job: Job, trace: Traced, end: Micros, problem: st
         "fairlead.user": spec.user,
         "fairlead.queue": job.queue.path,
         "fairlead.partition": partition.name,
-        "fairlead.tasks": sum(stage.count for stage in job.stages),
+        "fairlead.tasks": sum(stage.size for stage in job.stages),
     }
     return Span("job", trace.trace, trace.id, trace.parent, trace.parent > 0, trace.since, end, fields, problem)
 

@@ -443,4 +443,4 @@ def _in_chains(stage: Stage) -> list[Waiting]:
 
 def _stage_view(stage: Stage) -> StageView:
     ended = {name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())}
-    return StageView(stage.name, stage.count, stage.min, stage.waiting(), stage.running(), ended)
+    return StageView(stage.name, stage.size, stage.min, stage.waiting(), stage.running(), ended)

@@ -73,6 +73,8 @@ class Spec(Message, frozen=True):
     """Patterns of the files to collect when a task ends, and the limits on their number and bytes per task."""
     max_result_files: int = 0
     max_result_bytes: int = 0
+    parameters: tuple[str, ...] = ()
+    """Names of the parameters of a sweep."""
 
 
 class Place(Message, frozen=True):
@@ -123,6 +125,8 @@ class Launch(Message, frozen=True):
     chain: int = 0
     slots: int = 0
     gang: Gang | None = None
+    values: tuple[tuple[str, ...], ...] = ()
+    """The values of the parameters, task by task."""
 
 
 class Stop(Message, frozen=True):

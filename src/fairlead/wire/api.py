@@ -41,7 +41,13 @@ class StageDocument(Request, kw_only=True):
     `resources`, each task takes one CPU; with `{}`, it takes nothing."""
 
     name: Name | UnsetType = UNSET
-    array: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    array: Annotated[int, Meta(ge=1, le=10_000_000)] | Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
+    """A number of tasks, or indices such as `0-15:2,20`. A `%4` after the indices is a `throttle`."""
+    parameters: dict[str, list[str | int | float]] | UnsetType = UNSET
+    """Parameters of a sweep, each with its values. Each combination is a task of an array; the last parameter varies
+    fastest. A `{name}` in the command is the value of the task, and so is its variable FAIRLEAD_PARAM_name."""
+    throttle: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    """How many of the tasks may run at a time."""
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
@@ -361,6 +367,12 @@ class Stage(Answer, frozen=True, kw_only=True):
     stopping: int = 0
     """Tasks that were told to stop and whose processes may still run."""
     ended: dict[str, int]
+    array: str = ""
+    """The indices of an array that leaves some out."""
+    parameters: list[str] = []
+    """The names of the parameters of a sweep."""
+    throttle: int | None = None
+    """How many tasks may run at a time."""
 
 
 class Job(Answer, frozen=True, kw_only=True):
@@ -416,6 +428,8 @@ class Task(Answer, frozen=True, kw_only=True):
     note: str
     started: float | None = None
     """When a live attempt started; `Attempt` has the times of ended attempts."""
+    parameters: dict[str, str] = {}
+    """The values of the parameters of a sweep."""
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):

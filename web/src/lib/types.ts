@@ -348,6 +348,9 @@ export interface Stage {
   running: number;
   stopping: number;
   ended: Record<string, number>;
+  array: string;
+  parameters: string[];
+  throttle: number | null;
 }
 
 /** A step of a remedy. `code` says what to do; which other fields have a value depends on it. */
@@ -382,6 +385,7 @@ export interface Task {
   reason: string;
   note: string;
   started: number | null;
+  parameters: Record<string, string>;
 }
 
 /** Tasks that ran in a period. `complete` is false if there were too many: then the oldest are left out. */

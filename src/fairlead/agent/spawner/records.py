@@ -26,6 +26,8 @@ for standard output and error (empty: logs), and patterns of result files with t
 
 0 milli-CPUs or 0 bytes mean no limit.
 """
+PARAMETER = "FAIRLEAD_PARAM_"
+"""Begins the names of variables with parameters of a sweep. The name of the parameter follows."""
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
 NEVER = float("inf")
 

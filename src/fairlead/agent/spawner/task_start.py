@@ -13,7 +13,7 @@ from time import monotonic
 
 from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
 from fairlead.agent.spawner.processes import MARK
-from fairlead.agent.spawner.records import RUNNING
+from fairlead.agent.spawner.records import PARAMETER, RUNNING
 from fairlead.agent.spawner.shared_logs import path_of
 
 TYPE_CHECKING = False
@@ -79,6 +79,8 @@ class Starter:
     def _start(self, task: Task, files: Files) -> None:
         assert task.spec is not None
         command, _, _, cpu, memory, *_ = task.spec
+        if task.own:
+            command = _filled(command, task.own)
         environment = self._environment(task)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
         gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
@@ -189,6 +191,22 @@ class Starter:
             if path.startswith("/"):
                 self._paths[name, search] = path
         return path
+
+
+def _filled(command: tuple[str, ...], variables: dict[str, str]) -> tuple[str, ...]:
+    """Return a command with the values of parameters in place of their names in braces, such as `{lr}`."""
+    values = {name[len(PARAMETER) :]: value for name, value in variables.items() if name.startswith(PARAMETER)}
+    if not values:
+        return command
+    return tuple([_fill(word, values) if "{" in word else word for word in command])
+
+
+def _fill(word: str, values: dict[str, str]) -> str:
+    first, *others = word.split("{")
+    for other in others:
+        name, brace, rest = other.partition("}")
+        first += values[name] + rest if brace and name in values else "{" + other
+    return first
 
 
 def _open_files(task: Task) -> Files:

@@ -49,6 +49,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         job.stages = tuple(
             [new_stage(partition, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
         )
+        job.throttled = any([stage.throttle for stage in job.stages])
         partition.jobs[self.id] = job
         partition.count_priority(job.priority, 1)
         partition.list_or_unlist(job)
@@ -71,7 +72,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         return (JobNews("submitted", before.job, "pending"),)
 
     def demand(self, before: JobAddedUndo) -> Iterable[tuple[Stage, int]]:
-        return [(stage, spec.count) for stage, spec in zip(before.stages, self.spec.stages, strict=True)]
+        return [(stage, spec.size) for stage, spec in zip(before.stages, self.spec.stages, strict=True)]
 
     def lines(self, names: Names, before: JobAddedUndo) -> Iterator[Line]:
         spec = self.spec
@@ -80,7 +81,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
             "user": spec.user,
             "queue": spec.queue,
             "priority": spec.priority,
-            "tasks": sum(stage.count for stage in spec.stages),
+            "tasks": sum(stage.size for stage in spec.stages),
             "after": list(spec.after),
         }
         yield Line("info", "job submitted", fields)
@@ -339,7 +340,9 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
 
 def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
     shape = partition.take_shape(spec.shape_key(job.manager, user))
-    stage = Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
+    pending = all_pending(spec.count, spec.indices)
+    own_spec = spec if own else None
+    stage = Stage(job, position, own_spec, terms_of(spec), shape, spec.count, pending, throttle=spec.throttle)
     if own and partition.era:
         # Records of such a stage may have been lost, so its attempts begin above those of the job's other stages.
         stage.floor = max((other.floor for other in job.stages), default=0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fairlead.core.arrays import MAX_TASKS, format_array
 from fairlead.core.changes import (
     Asked,
     JobAdded,
@@ -34,7 +35,7 @@ from fairlead.core.commands import (
     Submit,
 )
 from fairlead.core.config import leaves_text
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
+from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.holds.release import pause_after
 from fairlead.core.intake.lookup import (
@@ -193,6 +194,9 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     if count == stage.count:
         plan.note("asked for again")
         return Accepted(note="no change")
+    if stage.spec.indices or stage.spec.parameters:
+        what = "parameters of its own" if stage.spec.parameters else "indices of its own"
+        raise Refused("count", f"the array has {what} and cannot be scaled; submit another job", "conflict")
     rescale(plan, stage, count)
     return Accepted()
 
@@ -312,6 +316,14 @@ def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
     if last >= stage.count:
         raise Refused(
             "indices", f"job {stage.job.id} has no task {stage.name}[{last}]; the last is {stage.count - 1}", "unknown"
+        )
+    missing = [index for index in indices(given) if index not in Ranges(stage.tasks)] if stage.terms.absent else []
+    if missing:
+        raise Refused(
+            "indices",
+            f"job {stage.job.id} has no task {stage.name}[{missing[0]}]; its indices are "
+            f"{format_array(stage.count, stage.spec.indices)}",
+            "unknown",
         )
     return Ranges(given)
 

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from fairlead.core.arrays import MAX_TASKS
 from fairlead.core.changes import (
     Ended,
     JobForgotten,
@@ -24,7 +25,7 @@ from fairlead.core.changes import (
     StageScaled,
 )
 from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManager, UpdateManager
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
+from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
 from fairlead.core.intake.jobs import add_job, check_resources, rescale

@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import NoReturn, get_args
 
+from fairlead.core.arrays import MAX_TASKS
 from fairlead.core.changes import Acknowledged, Measured, SinglesEnded, StrangeFound
 from fairlead.core.commands import Accepted, Rejected, Report, ReportState
-from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
 from fairlead.core.model import KINDS, Allocation, Job, Micros, Stage

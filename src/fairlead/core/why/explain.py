@@ -31,7 +31,14 @@ NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
 LOOKED_AT = 1_000
 """At most this number of nodes with some free capacity are compared."""
-PASSING = (reasons.OverLimit, reasons.TooManyJobs, reasons.ShareSpent, reasons.StillStopping, reasons.NotActive)
+PASSING = (
+    reasons.OverLimit,
+    reasons.TooManyJobs,
+    reasons.ShareSpent,
+    reasons.StillStopping,
+    reasons.NotActive,
+    reasons.Throttled,
+)
 """Reasons of admission. The present state may give another one."""
 
 

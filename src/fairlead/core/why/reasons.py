@@ -72,6 +72,20 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
         return f"max_jobs of {self.account} reached"
 
 
+class Throttled(Reason, frozen=True, tag="throttled"):
+    """As many tasks of a stage run as its throttle allows."""
+
+    stage: str
+    throttle: int
+
+    def __str__(self) -> str:
+        return f"its throttle lets {self.throttle} task{'s' if self.throttle > 1 else ''} run at a time"
+
+    @property
+    def short(self) -> str:
+        return f"throttle of {self.throttle} reached"
+
+
 class HeldFor(msgspec.Struct, frozen=True):
     """Nodes that are held for another ask."""
 

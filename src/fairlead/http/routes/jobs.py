@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.control.follower import FollowedPartition
 from fairlead.control.partition import PartitionService, accepted_in
+from fairlead.core.arrays import MAX_TASKS
 from fairlead.core.commands import (
     HoldJob,
     Kill,
@@ -25,7 +26,7 @@ from fairlead.core.commands import (
     StopTasks,
     Submit,
 )
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, ONE_CPU, parse_job
+from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.intake.lookup import is_owner

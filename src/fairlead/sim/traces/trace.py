@@ -44,7 +44,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     def work(self, resource: str) -> int:
         """Return the sum over all tasks of the amount of a resource times the run time."""
         return sum(
-            dict(stage.resources).get(resource, 0) * stage.count * duration
+            dict(stage.resources).get(resource, 0) * stage.size * duration
             for stage, duration in zip(self.spec.stages, self.durations, strict=True)
         )
 
