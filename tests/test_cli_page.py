@@ -49,8 +49,8 @@ def walk(page: str, folder: Path, answer: Callable[[Up, str, str], str]) -> str:
 
     def block(found: re.Match[str]) -> str:
         kind, content = found[1], found[2]
-        if kind.startswith("yaml "):
-            (folder.parent / kind.removeprefix("yaml ")).write_text(content, encoding="utf-8")
+        if " " in kind:
+            (folder.parent / kind.split()[1]).write_text(content, encoding="utf-8")
         elif kind == "text":
             content = COMMAND.sub(lambda line: f"$ {line[1]}\n{answer(up, line[1], line[2])}", content)
         return f"```{kind}\n{content}```"

@@ -14,6 +14,7 @@ import typer
 
 from fairlead.cli.input_files import REMEDY, has_input
 from fairlead.cli.job_options import JobOptions, PodOptions, set_values
+from fairlead.cli.job_script import read_script
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common
 from fairlead.cli.output import print_json, print_text
@@ -79,12 +80,14 @@ class SubmitOptions(Common):
     )
 
 
-def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> None:
+def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions, context: typer.Context) -> None:
     """Submit a job and print its id.
 
-    The job is either a command with options or a file:
+    The job is a command with options, a script with options in #FAIRLEAD lines, or a file:
 
     fairlead submit --array 100 --cpu 2 ./simulate --fast
+
+    fairlead submit job.sh
 
     fairlead submit -f train.yaml --set environment.LR=0.1
     """
@@ -97,6 +100,8 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> None:
     for name, value in vars(pods).items():
         if value is not None:
             raise wrong(f"--{name}", "it is for pods; add --engine kubernetes, or leave it out")
+    if options.file is None:
+        read_script(job, context)
     for flag, given in (("--wait", options.wait), ("--follow", options.follow)):
         if given and options.dry_run:
             raise wrong(flag, "a dry run starts nothing; leave it out")
