@@ -56,8 +56,8 @@ NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and
 JOB_KEYS = "it has after, done_when, gang, groups, labels, name, preemptible, preempts, priority, queue, stages, user"
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
-    "on_loss, output, pool, prefer, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries, "
-    "where"
+    "on_loss, output, parameters, pool, prefer, resources, results, scaling, secrets, selectors, throttle, time_limit, "
+    "tolerations, tries, where"
 )
 EXPRESSIONS = (
     "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "

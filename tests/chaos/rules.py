@@ -126,6 +126,7 @@ def refusal(
     return (
         _not_active(partition, job)
         or _stopping_members(ask)
+        or _throttled(tasks)
         or _too_many_jobs(partition, job, more)
         or _over_limit(partition, ask, tasks, more)
         or _share_spent(partition, ask, tasks, gang, more, rights or partition.entitlements())
@@ -186,6 +187,14 @@ def _stopping_members(ask: Ask) -> str:
     causes = ("gang",) if started else ("gang", "preempt", "requeue")
     stopping = [member for stage in ask.stages for member in (stage.live or {}).values() if member.cause in causes]
     return f"{len(stopping)} old members still stop" if stopping else ""
+
+
+def _throttled(tasks: Tasks) -> str:
+    for stage, many in tasks:
+        running = sum(not allocation.slots for allocation in (stage.live or {}).values())
+        if stage.throttle and running + many > stage.throttle:
+            return f"{running} tasks run, and the throttle is {stage.throttle}"
+    return ""
 
 
 def _too_many_jobs(partition: Partition, job: Job, more: More) -> str:

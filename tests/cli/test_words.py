@@ -69,13 +69,71 @@ def test_words_after_the_program_are_its_own(up: Up) -> None:
     assert up.run("run", "echo", "--", "-l") == "-- -l\n"
 
 
+def test_options_override_a_file(up: Up) -> None:
+    job = up.run(
+        *("submit", "--file", "-", "--name", "lr01", "--cpu", "0.5", "-e", "B=2", "--array", "2,4"),
+        *("--set", "environment.LR=0.1", "--set", "tries=3", "--set", "priority=0", "--set", "results=[a, b]"),
+        text="name: train\ncount: 2\ncommand: [sh, -c, 'echo $LR $B $FAIRLEAD_INDEX']\nenvironment: {LR: '1', B: '1'}\n",
+    ).strip()
+    up.run("wait", job)
+    assert json.loads(up.run("show", "--json", job))["job"]["name"] == "lr01"
+    assert stage_of(up, job)["array"] == "2,4" and stage_of(up, job)["resources"] == {"cpu": 0.5}
+    assert up.run("logs", job, "-i", "4") == "0.1 2 4\n"
+
+
+def test_a_sweep_has_a_task_for_each_combination(up: Up, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("a b\nc {wd}\n", encoding="utf-8")
+    job = up.run(
+        *("submit", "--wait", "--grid", "wd=0,.1", "--each-line", str(tmp_path / "lines"), "--throttle", "2"),
+        *("--", "sh", "-c", 'echo "{wd} {line} {other} $FAIRLEAD_PARAM_wd"'),
+    ).splitlines()[0]
+    said = [up.run("logs", job, "-i", str(index)) for index in range(4)]
+    assert said == ["0 a b {other} 0\n", "0 c {wd} {other} 0\n", ".1 a b {other} .1\n", ".1 c {wd} {other} .1\n"]
+    tasks = json.loads(up.run("show", "--json", job))["tasks"]
+    assert tasks[3]["parameters"] == {"wd": ".1", "line": "c {wd}"}
+
+
+def test_a_script_has_options_and_is_stored(up: Up, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(
+        "#!/bin/sh\n#FAIRLEAD --array 0-1 --name fitted -e A=1 -e B=1  # a comment\n#SBATCH -n 4\necho $A $B $1\n"
+    )
+    done = up.ask("submit", "-e", "B=2", str(script), "first")
+    script.unlink()
+    assert done.returncode == 0 and "its #SBATCH lines are ignored; write #FAIRLEAD lines" in done.stderr
+    job = done.stdout.strip()
+    up.run("wait", job)
+    assert up.run("logs", job, "-i", "1") == "1 2 first\n"
+    assert json.loads(up.run("show", "--json", job))["job"]["name"] == "fitted"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("#FAIRLEAD --cpux 2", "job.sh:2: No such option: --cpux"),
+        ("#FAIRLEAD --wait", "job.sh:2: --wait belongs to the command line; remove it"),
+        ("#FAIRLEAD --cpu 2 true", "job.sh:2: write options only"),
+        ("#FAIRLEAD --name 'a", "job.sh:2: No closing quotation; close the quote"),
+    ],
+)
+def test_lines_of_scripts_that_are_refused(up: Up, tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{lines}\n")
+    done = up.ask("submit", str(tmp_path / "job.sh"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in " ".join(done.stderr.replace("│", " ").split()).replace("job.sh: 2", "job.sh:2")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("submit", "--file", "-", "--cpu", "2"), "--cpu: --file describes the whole job"),
-        (("submit", "--file", "-", "--time-limit", "2h"), "--time-limit: --file describes the whole job"),
-        (("submit", "--file", "-", "--shell"), "--shell: --file describes the whole job"),
-        (("submit", "--file", "-", "true"), "COMMAND: --file describes the whole job"),
+        (("submit", "--file", "-", "--shell"), "--shell: it is about COMMAND"),
+        (("submit", "--set", "tries=2", "true"), "--set: it changes a file"),
+        (("submit", "--file", "-", "--set", "tries"), "--set: 'tries' is not KEY=VALUE"),
+        (("submit", "--file", "-", "--set", "stages.x.tries=2"), "--set: the job has no stage x; name one of main"),
+        (("submit", "--grid", "lr=1,2", "--gang", "2", "true"), "--gang: tasks of a sweep start one by one"),
+        (("submit", "--min", "2", "true"), "--min: it is the number of tasks of a gang that start together"),
+        (("submit", "--each-line", "missing", "true"), "missing does not exist"),
+        (("submit", "--prefer", "zone", "true"), "--prefer: 'zone' has no weight"),
         (("submit", "--array", "2", "--gang", "2", "true"), "drop --array or --gang"),
         (("submit", "--cpu", "1", "--resource", "cpu=2", "true"), "cpu is given twice"),
         (("submit", "--gpu", "1", "--resource", "gpu=1", "true"), "gpu is given twice"),

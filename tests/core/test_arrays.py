@@ -74,9 +74,12 @@ def test_only_the_named_indices_run() -> None:
     job = w.submit(stages=[{"array": "5,18,31", "resources": {"cpu": 1}, "duration": 1}])
     w.advance(0.5)
     assert running(w, job) == [5, 18, 31]
-    with pytest.raises(Refused, match=r"has no task main\[6\]; its indices are 5,18,31"):
-        w.stop_tasks(job, "kill", "main", 6)
-        w.cycle()
+    w.stop_tasks(job, "kill", "main", 6)
+    w.cycle()
+    assert "has no task main[6]; its indices are 5,18,31" in str(w.answers()[-1])
+    w.scale(job, "main", 2)
+    w.cycle()
+    assert "the array has indices of its own and cannot be scaled" in str(w.answers()[-1])
     w.advance(1)
     assert w.job(job).state == "succeeded"
 

@@ -173,6 +173,8 @@ class JobOptions(Options):
 
     def _stage(self) -> dict[str, Any]:
         """Return the fields of a stage that options give."""
+        if self.shell and not self.command:
+            raise wrong("--shell", "it is about COMMAND; write a line for the shell")
         for name in ("estimate", "time_limit"):
             check_duration(getattr(self, name), _option(name))
         if self.array and self.gang:
