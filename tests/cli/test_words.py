@@ -73,7 +73,7 @@ def test_options_override_a_file(up: Up) -> None:
     job = up.run(
         *("submit", "--file", "-", "--name", "lr01", "--cpu", "0.5", "-e", "B=2", "--array", "2,4"),
         *("--set", "environment.LR=0.1", "--set", "tries=3", "--set", "priority=0", "--set", "results=[a, b]"),
-        text="name: train\ncount: 2\ncommand: [sh, -c, 'echo $LR $B $FAIRLEAD_INDEX']\nenvironment: {LR: '1', B: '1'}\n",
+        text="name: a\ncount: 2\ncommand: [sh, -c, 'echo $LR $B $FAIRLEAD_INDEX']\nenvironment: {LR: '1', B: '1'}\n",
     ).strip()
     up.run("wait", job)
     assert json.loads(up.run("show", "--json", job))["job"]["name"] == "lr01"

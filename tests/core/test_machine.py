@@ -289,11 +289,15 @@ class Machine(RuleBasedStateMachine):
         count=st.integers(10, 60),
         tries=st.integers(1, 2),
         on_loss=st.sampled_from(["replace", "restart", "fail"]),
+        throttle=st.sampled_from([None, None, 1, 3]),
+        chosen=st.sampled_from([None, None, "1,3,5-9", "0-8:2"]),
     )
-    def array(self, name: str, queue: str, count: int, tries: int, on_loss: str) -> None:
+    def array(
+        self, name: str, queue: str, count: int, tries: int, on_loss: str, throttle: int | None, chosen: str | None
+    ) -> None:
         """Many quick tasks, which go in chains where these are on."""
-        stage = {"count": count, "min": 1, "tries": tries, "on_loss": on_loss, "resources": {"cpu": 1}, "duration": 1}
-        self._submit(name=name, queue=queue, user="ann", stages=[{**stage, "name": "s"}])
+        stage = {"array": chosen or count, "tries": tries, "on_loss": on_loss, "resources": {"cpu": 1}, "duration": 1}
+        self._submit(name=name, queue=queue, user="ann", stages=[{**stage, "name": "s", "throttle": throttle}])
 
     def _submit(self, **document: Any) -> None:
         with suppress(Refused):  # more needed together than there are
