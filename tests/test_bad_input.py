@@ -1016,8 +1016,8 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "a report that is no range": (report("0-7"), "indices: ranges must be a list of numbers: write [start, end, …]"),
     "a report from the future": (
         report(attempt=9),
-        "attempt: 9 of run w[0] was never given by this journal, which is at 1; its data were set back, or it is the "
-        "wrong one",
+        "attempt: 9 of run w[0] (job number 0) was never given by this journal, which is at 1 in era 0; its data were "
+        "set back, or it is the wrong one",
     ),
     "a report of attempt -1": (
         report(attempt=-1),

@@ -100,6 +100,7 @@ SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
         JOB.stages[0],
         {
             "array": "none",
+            "throttle": "none",
             "min": "`count`",
             "resources": "`cpu: 1`",
             "on_failure": "`restart` for a strict gang, else `replace`",
@@ -109,7 +110,7 @@ SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
     "Node": (NodeSpec, parse_node({"name": "n"})[1], {"name": "required", "resources": "required"}),
 }
 # Fields that no document has under that name.
-NOT_A_KEY = {("Job", "manager"), ("Job", "matched"), ("Job", "shape_user"), ("Node", "capacity")}
+NOT_A_KEY = {("Job", "manager"), ("Job", "matched"), ("Job", "shape_user"), ("Node", "capacity"), ("Stage", "indices")}
 
 
 @pytest.fixture(scope="module")

@@ -116,11 +116,11 @@ def test_a_script_has_options_and_is_stored(up: Up, tmp_path: Path) -> None:
         ("#FAIRLEAD --name 'a", "job.sh:2: No closing quotation; close the quote"),
     ],
 )
-def test_lines_of_scripts_that_are_refused(up: Up, tmp_path: Path, lines: str, said: str) -> None:
-    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{lines}\n")
-    done = up.ask("submit", str(tmp_path / "job.sh"))
+def test_lines_of_scripts_that_are_refused(up: Up, lines: str, said: str) -> None:
+    (up.folder.parent / "job.sh").write_text(f"#!/bin/sh\n{lines}\n")
+    done = up.ask("submit", "job.sh")
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in " ".join(done.stderr.replace("│", " ").split()).replace("job.sh: 2", "job.sh:2")
+    assert said in " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
