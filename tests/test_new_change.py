@@ -80,26 +80,35 @@ class Silent(Change[int], frozen=True, tag="silent"):
 
 
 class Seen(Observer):
-    """An observer, and a store of the history, that remember what they got."""
+    """An observer that remembers what it got."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, list[int], str]] = []
-        self.rows: list[AttemptRow] = []
 
     def cycle(self, decided: cycle.Cycle, seconds: Mapping[str, float]) -> None:
         self.events += [(event.what, event.job, list(event.indices), event.state) for event in events_of(decided)]
 
-    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+
+class Rows:
+    """A store of the history that remembers the rows of attempts."""
+
+    def __init__(self) -> None:
+        self.rows: list[AttemptRow] = []
+
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow], reached: tuple[str, int] | None = None) -> None:
         self.rows += attempts
+
+    def flush(self) -> None:
+        pass
+
+    def reached(self, partition: str, last: int) -> int | None:
+        return last
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         return {}
 
     def attempts(self, partition: str, number: int) -> list[AttemptRow]:
         return []
-
-    def newest(self, partition: str) -> int:
-        return -1
 
 
 def waiting(observers: Iterable[Any] = (), journal: MemoryJournal | None = None) -> tuple[World, str]:
@@ -130,8 +139,8 @@ def test_undo_and_the_journal() -> None:
 
 
 def test_what_a_cycle_does_is_recovered_and_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, seen, metrics, journal = io.StringIO(), Seen(), Metrics(), MemoryJournal()
-    w, job = waiting([Logs(logger_to(out, "json", "info")), metrics, seen, HistoryRecorder(seen)], journal)
+    out, seen, rows, metrics, journal = io.StringIO(), Seen(), Rows(), Metrics(), MemoryJournal()
+    w, job = waiting([Logs(logger_to(out, "json", "info")), metrics, seen, HistoryRecorder(rows)], journal)
     figures = metrics.lanes("default")
     assert figures.most(1) == {("root.default", "cpu=1"): (1, 4)}
     seen.events.clear()
@@ -154,4 +163,4 @@ def test_what_a_cycle_does_is_recovered_and_observed(monkeypatch: pytest.MonkeyP
     assert 'fairlead_attempts_ended_total{outcome="succeeded",partition="default"} 3.0' in metrics.text(w.now)
     assert figures.most(1) == {("root.default", "cpu=1"): (1, 1)}
     assert seen.events == [("ended", job, [0, 1, 2, 4], "succeeded")]
-    assert [(row.stage, row.outcome, row.reason, row.node) for row in seen.rows] == [("w", "succeeded", "skipped", "")]
+    assert [(row.stage, row.outcome, row.reason, row.node) for row in rows.rows] == [("w", "succeeded", "skipped", "")]

@@ -79,7 +79,7 @@ class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 NOT_ASKED_FOR = {
-    **dict.fromkeys(("command", "environment", "secrets", "results"), ()),
+    **dict.fromkeys(("command", "environment", "secrets", "results", "parameters"), ()),
     **dict.fromkeys(("directory", "output", "error"), ""),
 }
 """Fields of a stage that are not stored: no decision depends on them, and other users may not read them."""
