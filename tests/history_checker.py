@@ -39,6 +39,19 @@ class Found(NamedTuple):
     state: str
 
 
+class Stored(NamedTuple):
+    """The attempt of a task as the history of the servers has it, with the seconds that usage counts for it."""
+
+    job: str
+    index: int
+    attempt: int
+    seconds: float
+
+
+TOO_LONG = 5.0
+"""Seconds by which a counted attempt may exceed what ran: a busy machine starts a program late."""
+
+
 class History(NamedTuple):
     asked: dict[str, Asked]
     found: list[Found]
@@ -47,10 +60,14 @@ class History(NamedTuple):
     """Agent → the epochs that it stored, in order."""
     followed: dict[str, list[int]]
     """Agent → the epochs of the leaders that it followed, one for each of its connections, in their order."""
+    stored: list[Stored]
 
 
 def check(history: History) -> list[str]:
-    return [*_requests(history), *_runs(history), *_wholes(history), *_gangs(history), *_leaders(history)]
+    return [
+        *(*_requests(history), *_runs(history), *_wholes(history), *_gangs(history), *_leaders(history)),
+        *_stored(history),
+    ]
 
 
 def _requests(history: History) -> list[str]:
@@ -95,14 +112,20 @@ def _wholes(history: History) -> list[str]:
     """Check that each job that succeeded ran all of its tasks."""
     wrong: list[str] = []
     ran: dict[str, set[int]] = defaultdict(set)
+    ended: dict[str, list[Run]] = defaultdict(list)
     for run in history.runs:
         if run.end > run.start:
             ran[run.job].add(run.index)
+            ended[run.job].append(run)
     for found in history.found:
         asked = history.asked.get(found.name, Asked("single"))
         count = {"gang": 2, "scaled": 3 if asked.done else 1}.get(asked.kind, 1)
         if found.state == "succeeded" and not set(range(count)) <= ran[found.job]:
             wrong.append(f"job {found.job} ({found.name}, {asked.kind}) has not run whole: {sorted(ran[found.job])}")
+        elif found.state == "succeeded" and asked.kind == "gang":
+            attempts = [{run.attempt for run in ended[found.job] if run.index == index} for index in (0, 1)]
+            if not attempts[0] & attempts[1]:
+                wrong.append(f"gang {found.job} ({found.name}) succeeded, and no attempt ended whole: {attempts}")
     return wrong
 
 
@@ -119,6 +142,25 @@ def _gangs(history: History) -> list[str]:
         whole = {run.index for run in runs} == {0, 1}
         if ends and not (whole and max(run.start for run in runs) < min(ends)):
             wrong.append(f"attempt {attempt} of gang {job} did not start together: {runs}")
+    return wrong
+
+
+def _stored(history: History) -> list[str]:
+    """Check that the history has each task of a job that succeeded, each attempt once, and its time."""
+    times = Counter(stored[:3] for stored in history.stored)
+    wrong = [f"attempt {key} is stored {count} times" for key, count in times.items() if count > 1]
+    finished = {run[:3]: run for run in history.runs if run.end > run.start}
+    kept = {stored[:2] for stored in history.stored if stored[:3] in finished}
+    succeeded = {found.job for found in history.found if found.state == "succeeded"}
+    for job, index in sorted({key[:2] for key in finished}):
+        if job in succeeded and (job, index) not in kept:
+            wrong.append(f"task {index} of job {job} ran, and the history lacks it")
+    for stored in history.stored:
+        run = finished.get(stored[:3])
+        if run is not None and stored.seconds > (run.end - run.start) / 1e9 + TOO_LONG:
+            wrong.append(
+                f"attempt {stored[:3]} counts {stored.seconds:.1f} s, and ran {(run.end - run.start) / 1e9:.1f}"
+            )
     return wrong
 
 

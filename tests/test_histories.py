@@ -4,7 +4,8 @@ Three servers share a database, each through a proxy of its own; agents reach ea
 submit single tasks, gangs, tasks that they scale and tasks that they kill; every task writes its start and its end to a
 file, and the tasks of a gang wait for each other. The proxies of agents note which leader each agent follows. Meanwhile
 leaders are killed, paused beyond their lease, cut off from the database or from agents, their clocks are stepped,
-answers to commits are dropped, and PostgreSQL is killed, paused, or replaced by its synchronous standby.
+answers to commits are dropped, and PostgreSQL is killed, paused, or replaced by its synchronous standby. A replaced
+primary comes back beside its successor, the clock of the database is set back, and agents change their version.
 `history_checker` judges the record.
 """
 
@@ -21,20 +22,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
+import psycopg
 import pytest
 
 import fairlead
+from fairlead.core.ranges import Ranges
 from fairlead.journal.journal import LINE
 from fairlead.journal.locate import open_journal
 from fairlead.journal.verify import verify
-from tests.history_checker import Asked, Found, History, Run, check
+from tests.history_checker import Asked, Found, History, Run, Stored, check
 from tests.network import AgentDoor
 from tests.postgres import Postgres, PostgresProxy
 from tests.servers import Agent, Server
+from tests.test_versions import extracted
 from tests.until import until
 
 LEASE = 1.5
@@ -71,12 +76,26 @@ class Pair:
     """PostgreSQL with a standby, which takes the place of the primary when that one is lost."""
 
     def __init__(self, folder: Path, synchronous: bool) -> None:
-        names = "ANY 1 (one, two)" if synchronous else ""
+        names = "ANY 1 (one, two, three)" if synchronous else ""
         options = ("-c", f"synchronous_standby_names={names}")
         self.primary = Postgres(folder / "one", durable=True, options=options)
         self.primary.start()
         self.standby = Postgres(folder / "two", durable=True, options=options, primary=self.primary)
         self.standby.start()
+        self.third = Postgres(folder / "three", durable=True, options=options, primary=self.primary)
+        """It does not run. It takes the place of a primary that is kept."""
+
+    def leave(self, proxies: list[PostgresProxy]) -> Postgres:
+        """Lose the primary, promote its standby, and let the third follow it. Return the primary, as it was."""
+        left = self.primary
+        left.stop(signal.SIGQUIT)
+        self.standby.promote()
+        for proxy in proxies:
+            proxy.behind = self.standby
+        self.primary, self.standby, self.third = self.standby, self.third, left
+        self.standby.follow(self.primary)
+        self.standby.start()
+        return left
 
     def promote(self, proxies: list[PostgresProxy]) -> None:
         """Lose the primary for good, promote its standby, and set up another standby."""
@@ -89,8 +108,8 @@ class Pair:
         self.standby.start()
 
     def close(self) -> None:
-        self.standby.stop(signal.SIGQUIT)
-        self.primary.stop(signal.SIGQUIT)
+        for each in (self.third, self.standby, self.primary):
+            each.stop(signal.SIGQUIT)
 
 
 @contextmanager
@@ -137,6 +156,10 @@ class Fleet:
         self.asked: dict[str, Asked] = {}
         self.epochs: dict[str, list[int]] = {agent.folder.name: [] for agent in self.agents}
         self.done = threading.Event()
+        self.before = extracted(folder / "before")
+        self.name = self.database.partition("@/")[2].partition("?")[0]
+        self.answered: list[float] = []
+        """When submissions were answered."""
         self.faults: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -167,6 +190,7 @@ class Fleet:
         try:
             job = client.submit(document={"name": name, "user": getpass.getuser(), "stages": [stage]})
             self.asked[name] = Asked(kind, job)
+            self.answered.append(time.monotonic())
             if kind == "scaled":
                 client.scale(job, 3)
             elif kind == "killed":
@@ -259,6 +283,42 @@ class Fleet:
         for proxy in self.proxies:
             proxy.cut_all()
 
+    def return_primary(self) -> None:
+        """Promote the standby, and let the servers reach the former primary again, which runs beside it."""
+        former = self.postgres.leave(self.proxies)
+        for proxy in self.proxies:
+            proxy.cut_all()
+        self.leader()
+        former.start()
+        for proxy in self.proxies:
+            proxy.behind = former
+            proxy.cut_all()
+        time.sleep(self.random.uniform(0.5, 2) * LEASE)
+        for proxy in self.proxies:
+            proxy.behind = self.postgres.primary
+            proxy.cut_all()
+        former.stop(signal.SIGQUIT)
+
+    def set_back_clock(self) -> None:
+        """Set the clock of the database back while its leader dies: all ends of leases are later then."""
+        server = self.servers[self.leader()]
+        server.kill()
+        with psycopg.connect(self.postgres.primary.url(self.name), autocommit=True) as db:
+            for table in ("reigns", "servers"):
+                db.execute(f"UPDATE fairlead.{table} SET expires = expires + interval '60 s'".encode())
+        began = time.monotonic()
+        self.leader()
+        assert time.monotonic() - began < 30
+        server.start()
+
+    def change_version(self) -> None:
+        """Start an agent again with the version before, or with the present one again."""
+        agent = self.random.choice(self.agents)
+        agent.process.kill()
+        agent.process.wait()
+        agent.tree = self.before if agent.tree is None else None
+        agent.start()
+
     def step_clock(self) -> None:
         """Step the clock of the leader, and let another server lead, with another clock."""
         server = self.servers[self.leader()]
@@ -272,6 +332,8 @@ class Fleet:
         kinds: list[Callable[[], None]] = [
             *(self.kill, self.pause, self.cut_off, self.cut_off_agents),
             *(self.drop_answer, self.kill_database, self.pause_database, self.promote, self.step_clock),
+            *(self.return_primary, self.set_back_clock),
+            *[self.change_version] * (self.before is not None),
         ]
         order = [kinds[at % len(kinds)] for at in range(faults)]
         self.random.shuffle(order)
@@ -303,7 +365,27 @@ class Fleet:
         followed = {
             agent: [epoch for _, epoch in sorted(connections.items())] for agent, connections in self.followed.items()
         }
-        return History(self.asked, jobs, self.runs(), self.epochs, followed)
+        ids = {job.job for job in jobs}
+        until(lambda: ids <= {id for (id,) in self.ask("SELECT id FROM fairlead.jobs")}, 60)
+        return History(self.asked, jobs, self.runs(), self.epochs, followed, self.stored())
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.postgres.primary.url(self.name)) as db:
+            return db.execute(query.encode()).fetchall()
+
+    def stored(self) -> list[Stored]:
+        """Return the attempts of the history, with the time that usage counts: see `usage_report`."""
+        found: list[Stored] = []
+        for job, indices, attempt, started, ended, ran in self.ask(
+            "SELECT job, indices, attempt, started, ended, ran FROM fairlead.attempts"
+        ):
+            seconds = (min(ran, ended - started) if ran and started else ran or ended - (started or ended)) / 1e6
+            found += [Stored(job, index, attempt, seconds) for index in Ranges(json.loads(indices))]
+        return found
+
+    def longest_silence(self) -> float:
+        """Return the longest time between two answered submissions, which is at least that without a leader."""
+        return max(second - first for first, second in pairwise(sorted(self.answered)))
 
     def runs(self) -> list[Run]:
         """Return the runs of tasks. An attempt without an end was stopped."""
@@ -358,8 +440,9 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
 
 
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
-    fleet = history(tmp_path, seed=2, faults=9, agents=2)
-    assert len(fleet.faults) == 9 and len(fleet.asked) > 10
+    kinds = 11 + (extracted(tmp_path / "before") is not None)
+    fleet = history(tmp_path, seed=2, faults=kinds, agents=2)
+    assert len(fleet.faults) == kinds and len(fleet.asked) > 10
     assert len(fleet.followed) == 2 and all(len(set(epochs.values())) > 1 for epochs in fleet.followed.values())
 
 
@@ -374,6 +457,7 @@ def test_a_long_history(tmp_path: Path, postgres: Postgres) -> None:
     took = time.monotonic() - began
     answered = sum(1 for asked in fleet.asked.values() if asked.job)
     print(f"{fleet.faults.total()} faults {dict(fleet.faults)} in {took:.0f} s, {answered} jobs answered")
+    print(f"at most {fleet.longest_silence():.1f} s between two answered submissions")
     assert fleet.faults.total() >= 200 * seconds / 1_800
 
 

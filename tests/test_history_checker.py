@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.history_checker import Asked, Found, History, Run, check
+from tests.history_checker import Asked, Found, History, Run, Stored, check
 
 SOUND = History(
     {
@@ -23,6 +23,10 @@ SOUND = History(
     ],
     {"n0": [1, 1, 2], "n1": []},
     {"n0": [1, 2, 2]},
+    [
+        *(Stored("1", 0, 1, 0), Stored("1", 0, 2, 3), Stored("2", 0, 1, 0), Stored("2", 1, 1, 0)),
+        *(Stored("3", index, 1, 0) for index in range(3)),
+    ],
 )
 
 
@@ -34,6 +38,14 @@ def test_a_sound_history() -> None:
     ("part", "value", "said"),
     [
         ("found", SOUND.found[1:], "answered and is lost"),
+        ("stored", [*SOUND.stored, SOUND.stored[1]], "is stored 2 times"),
+        ("stored", SOUND.stored[:-1], "the history lacks it"),
+        ("stored", [*SOUND.stored[:-1], Stored("3", 2, 1, 9.5)], "counts 9.5 s"),
+        (
+            "runs",
+            [*SOUND.runs[:3], Run("2", 0, 2, 10, 10), Run("2", 1, 1, 0, 0), Run("2", 1, 2, 12, 15), *SOUND.runs[4:]],
+            "no attempt ended whole",
+        ),
         ("found", [*SOUND.found, Found("a", "9", "succeeded")], "took effect 2 times"),
         ("found", [*SOUND.found, Found("x", "9", "succeeded")], "never submitted"),
         ("found", [*SOUND.found[:3], Found("k", "4", "succeeded")], "is succeeded"),

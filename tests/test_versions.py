@@ -33,13 +33,20 @@ def is_there() -> bool:
 needs_history = pytest.mark.skipif(not is_there(), reason=MISSING)
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `src` of the version before."""
-    folder = tmp_path_factory.mktemp("before")
+def extracted(folder: Path) -> Path | None:
+    """Write the `src` of the version before into a folder, and return it; None if this clone does not have it."""
+    if not is_there():
+        return None
     with tarfile.open(fileobj=io.BytesIO(git("archive", COMMIT, "src").stdout)) as files:
         files.extractall(folder, filter="data")
     return folder / "src"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = extracted(tmp_path_factory.mktemp("before"))
+    assert found is not None
+    return found
 
 
 @needs_history
