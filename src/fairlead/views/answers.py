@@ -104,7 +104,7 @@ def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after:
     tasks: list[wire.Task] = []
     at = 0
     for stage in stages:
-        first = max(0, after - at)
+        first = min(max(0, after - at), stage.size)
         for index in islice(indices(stage.tasks), first, max(first, first + limit - len(tasks))):
             tasks.append(_task_answer(partition, stage, index))
         at += stage.size
