@@ -35,9 +35,9 @@ def learn_mix(plan: Plan) -> None:
 
 def learns_mix(partition: Partition) -> bool:
     """True if a node or a pool has GPUs."""
-    return bool(partition.nodes.offered.get(GPU)) or any(
-        name == GPU for pool in partition.pools.values() for name, _ in pool.settings.node
-    )
+    if partition.nodes.offered.get(GPU):
+        return True
+    return bool(partition.pools) and any(GPU in dict(pool.settings.node) for pool in partition.pools.values())
 
 
 def mixed(partition: Partition) -> Mix:
