@@ -12,7 +12,7 @@ from bench.worlds import PARTITION, Large, open_writer
 from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
 from fairlead.journal.codec import restore
-from fairlead.journal.journal import Record, Snapshot
+from fairlead.journal.journal import NEWEST, Record, Snapshot
 from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.sql import SqliteJournal
 from fairlead.writer.writer import Writer
@@ -94,8 +94,8 @@ class _Watched(SqliteJournal):
     snapshot_given = 0.0
     records_asked = 0.0
 
-    def snapshot(self, stream: str) -> Snapshot | None:
-        snapshot = super().snapshot(stream)
+    def snapshot(self, stream: str, upto: int = NEWEST) -> Snapshot | None:
+        snapshot = super().snapshot(stream, upto)
         self.snapshot_given = perf_counter()
         return snapshot
 
