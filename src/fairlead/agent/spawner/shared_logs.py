@@ -72,14 +72,17 @@ class SharedLogs:
         """Folder → ended tasks with their output and errors, which are not written yet."""
         self._records: dict[str, int] = {}
         """Folder → number of records in its shared file."""
+        self._last = ("", -1)
+        """The folder whose shared file was written last, and that file, which stays open."""
 
     def take(self, task: Task) -> Pair | None:
         """Give a task a free pair and return it; return None if the task needs files of its own."""
+        folder = task.folder
         try:
-            if self._count(task.folder) >= MAX_RECORDS or not (self._free or self._make()):
+            if self._count(folder) >= MAX_RECORDS or not (self._free or self._make()):
                 return None
             pair = self._free[-1]
-            os.pwrite(self._owners, f"{task.folder}/{task.name}".encode().ljust(OWNER, b"\0"), OWNER * pair.number)
+            os.pwrite(self._owners, f"{folder}/{task.name}".encode().ljust(OWNER, b"\0"), OWNER * pair.number)
         except OSError:
             return None  # with files of its own, the task starts, or fails with the reason
         task.pair = self._free.pop()
@@ -110,8 +113,9 @@ class SharedLogs:
         try:
             out, err = (_finished(fd) for fd in task.pair.files)
             if out is not None and err is not None:
-                self._records[task.folder] = self._count(task.folder) + 1
-                self._ended.setdefault(task.folder, []).append((task, out, err))
+                folder = task.folder
+                self._records[folder] = self._count(folder) + 1
+                self._ended.setdefault(folder, []).append((task, out, err))
                 return
         except OSError:
             pass  # the shared file cannot be used any more
@@ -223,14 +227,17 @@ class SharedLogs:
         return number
 
     def _append(self, folder: str, data: bytes) -> None:
-        fd = self._open(folder)
-        try:
-            size = os.fstat(fd).st_size
-            if os.write(fd, data) < len(data):
-                os.ftruncate(fd, size)
-                raise OSError("the disk is full")
-        finally:
-            os.close(fd)
+        last, fd = self._last
+        if last != folder or not is_plain(os.fstat(fd)):  # it was removed, because it was old
+            if last:
+                self._last = ("", -1)
+                os.close(fd)
+            fd = self._open(folder)
+            self._last = (folder, fd)
+        written = os.write(fd, data)
+        if written < len(data):
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+            raise OSError("the disk is full")
 
     def _open(self, folder: str) -> int:
         path = f"{self.logs}/{folder}/{self._ending}"
