@@ -293,7 +293,14 @@ class Machine(RuleBasedStateMachine):
         chosen=st.sampled_from([None, None, "1,3,5-9", "0-8:2"]),
     )
     def array(
-        self, name: str, queue: str, count: int, tries: int, on_loss: str, throttle: int | None, chosen: str | None
+        self,
+        name: str,
+        queue: str,
+        count: int,
+        tries: int,
+        on_loss: str,
+        throttle: int | None = None,
+        chosen: str | None = None,
     ) -> None:
         """Many quick tasks, which go in chains where these are on."""
         stage = {"array": chosen or count, "tries": tries, "on_loss": on_loss, "resources": {"cpu": 1}, "duration": 1}
