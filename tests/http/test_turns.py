@@ -1,14 +1,17 @@
-"""Slow requests of one user do not keep other users waiting."""
+"""Slow requests of one user, or many users who ask at once, do not keep others waiting."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 
-from tests.http.serving import SECONDS, Serving
+from tests.http.serving import SECONDS, Serving, submit
 
 FLOOD = 60
 """Requests of one user at a time, more than the server has threads."""
@@ -48,3 +51,42 @@ def test_one_user_takes_not_all_threads(site: Serving, monkeypatch: pytest.Monke
             over.set()
         assert {each.result(SECONDS).status_code for each in asked} == {200}
     assert not site.site.threads._turns._users and not site.site.report_turns._users
+
+
+ASKING = 20
+"""Users who ask at once when their jobs start."""
+
+
+def test_users_who_ask_at_once_share_a_simulation_and_see_only_their_own_jobs(
+    site: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preview = site.site.preview
+    assert preview is not None
+    exchange, asked = preview._exchange, list[int]()
+
+    async def counted(process: Any, payload: bytes) -> bytes:
+        asked.append(len(msgspec.msgpack.decode(payload)["jobs"]))
+        if len(asked) == 1:
+            while asked[0] + sum(len(joined.questions) for joined in preview._rounds.values()) < ASKING:
+                await asyncio.sleep(0.01)  # until all others wait
+        return await exchange(process, payload)
+
+    monkeypatch.setattr(preview, "_exchange", counted)
+    site.node("n")
+    full = {"stages": [{"command": ["true"], "resources": {"cpu": 4}, "estimate": "10min"}]}
+    site.report(submit(site.as_owner, full), "running")
+    users = [site.as_user(f"user{at}") for at in range(ASKING)]
+    jobs = [submit(user, full) for user in users]
+
+    def ask(user: httpx.Client, job: str) -> httpx.Response:
+        return user.post("/api/v1/eta", json={"jobs": [job]})
+
+    with ThreadPoolExecutor(2 * ASKING) as threads:
+        others = [threads.submit(ask, user, job) for user, job in zip(users, jobs[1:], strict=False)]
+        own = [threads.submit(ask, user, job) for user, job in zip(users, jobs, strict=True)]
+    assert {refused.result().status_code for refused in others} == {404}
+    found = [answer.result().json()["etas"] for answer in own]
+    assert [[eta["job"] for eta in etas] for etas in found] == [[job] for job in jobs]
+    starts = [etas[0]["start"] for etas in found]
+    assert None not in starts and len(set(starts)) == ASKING, "jobs that wait for each other start one by one"
+    assert len(asked) == 2 and sum(asked) == ASKING, "the first, and one question for all that came meanwhile"

@@ -1,6 +1,7 @@
 """Looks into the future: drawn run times, futures, start times, what-if, and a follower of a real journal."""
 
 import asyncio
+from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 from msgspec.structs import replace
@@ -33,7 +35,7 @@ from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
-from fairlead.core.model import Micros, Runs, pack_spec
+from fairlead.core.model import Micros, Runs, pack_spec, unpack_spec
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.forecast import comparison, eta, preview_process
 from fairlead.forecast.future import DrawingFleet, Future
@@ -51,6 +53,7 @@ from fairlead.journal.codec import actors_of, encode
 from fairlead.journal.sql import SqliteJournal
 from fairlead.sim.fleet import Running
 from fairlead.wire.preview import (
+    AnyQuestion,
     Eta,
     EtaQuestion,
     Etas,
@@ -336,7 +339,7 @@ def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
     cluster.submit("second", 4, run=False, estimate="1h")
     cluster.submit("third", 4, run=False)
     found = etas_of(cluster, "second", "third")
-    assert found.unknown_running == 0 and found.futures == eta.SAMPLES and not found.cut
+    assert found.unknown_running == 0 and found.futures == eta.SAMPLES
     at = START + 10 * MINUTE
     second = found.jobs["second"]
     assert second.earliest is not None and second.earliest < at, "without earlier runs, an estimate is no promise"
@@ -526,7 +529,7 @@ def test_tasks_of_a_stage_are_late_together(cluster: Cluster) -> None:
 def test_the_likely_start_is_told(cluster: Cluster) -> None:
     now = cluster.now
     found = Eta(likely=now + HOUR, median=now + 2 * HOUR, earliest=now, latest=now + 3 * HOUR)
-    etas = Etas(jobs={}, submissions=[], now=now, futures=19, unknown_running=0, recorded_jobs=1, cut=False)
+    etas = Etas(jobs={}, submissions=[], now=now, futures=19, unknown_running=0, recorded_jobs=1)
     told = told_by_api("a", "pending", None, found, etas, now)
     assert (told.start, told.median) == ((now + HOUR) / SECOND, (now + 2 * HOUR) / SECOND)
     assert told.text == "job a starts in about 1h (90 % sure: within 3h)"
@@ -995,6 +998,120 @@ def test_a_process_that_is_being_started_ends_with_its_server(cluster: Cluster, 
         with pytest.raises(Unanswered):
             await asking
         assert previewer._process is None
+
+    asyncio.run(story())
+
+
+class Counted(Previewer):
+    """Notes the questions that reach the process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "journal", folder / "history")
+        self.asked: list[AnyQuestion] = []
+
+    async def _exchange(self, process: Process, payload: bytes) -> bytes:
+        self.asked.append(msgspec.msgpack.decode(payload, type=AnyQuestion))
+        return await super()._exchange(process, payload)
+
+
+def many_waiting(cluster: Cluster) -> list[str]:
+    """Let 20 jobs wait for each other; return them."""
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    waiting = [f"job{at}" for at in range(20)]
+    for name in waiting:
+        cluster.submit(name, 4, user=f"user{name}", run=False, estimate="10min")
+    cluster.history.flush()
+    return waiting
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_questions_about_starts_that_wait_together_are_asked_as_one(
+    cluster: Cluster, tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    waiting = many_waiting(cluster)
+    alone = {job: etas_of(cluster, job) for job in waiting[:2]}
+    submission = pack_spec(parse_job({"user": "ann", "stages": [{"resources": {"cpu": 4}}]}))
+
+    async def story() -> None:
+        previewer = Counted(tmp_path)
+
+        def ask(*jobs: str, **more: Any) -> asyncio.Task[Any]:
+            return asyncio.create_task(previewer.ask(EtaQuestion(**{**cluster.asked(), **more}, jobs=jobs)))
+
+        earlier = ask("job0")
+        await until_asked(previewer, 1)
+        tasks = {job: ask(job) for job in waiting}
+        twice, none = ask("job0", "job1"), ask("gone")
+        submitted = ask(submissions=(submission,))
+        refused = ask(submissions=(pack_spec(replace(unpack_spec(submission), manager="m")),))
+        unknown = asyncio.create_task(
+            previewer.ask(EtaQuestion(partition="other", seq=0, now=cluster.now, jobs=("a",)))
+        )
+        await asyncio.sleep(0)
+        tasks["job5"].cancel()
+        found = {job: await task for job, task in tasks.items() if job != "job5"}
+        assert all(list(etas.jobs) == [job] for job, etas in found.items()), "each has its own jobs and no others"
+        assert {job: found[job] for job in alone} == alone, "the same as if it had been asked alone"
+        assert (await twice).jobs == {job: alone[job].jobs[job] for job in alone}
+        assert (await none).jobs["gone"].likely is None
+        assert len((await submitted).submissions) == 1 and (await earlier) == alone["job0"]
+        assert isinstance(await refused, Failure)
+        assert isinstance(await unknown, Failure)
+        with pytest.raises(asyncio.CancelledError):
+            await tasks["job5"]
+        asked = [question for question in previewer.asked if isinstance(question, EtaQuestion)]
+        # Both with submissions, the first one, the one about the other partition, and one for all others.
+        assert sorted(len(question.jobs) for question in asked) == [0, 0, 1, 1, 20]
+        await previewer.close()
+
+    run(story())
+
+
+async def until_asked(previewer: Counted, questions: int) -> None:
+    async with asyncio.timeout(60):
+        while len(previewer.asked) < questions:
+            await asyncio.sleep(0.01)
+
+
+def test_a_question_that_is_cancelled_ends_no_other_one(cluster: Cluster, tmp_path: Path) -> None:
+    many_waiting(cluster)
+
+    async def story() -> None:
+        previewer = Counted(tmp_path)
+
+        def ask(job: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(previewer.ask(EtaQuestion(**cluster.asked(), jobs=(job,))))
+
+        first, second = ask("job0"), ask("job1")
+        await until_asked(previewer, 1)
+        first.cancel()
+        assert list((await second).jobs) == ["job1"]
+        process = previewer._process
+        third, fourth = ask("job2"), ask("job3")
+        await until_asked(previewer, 2)
+        third.cancel()
+        fourth.cancel()
+        await asyncio.wait([third, fourth])
+        assert list((await ask("job4")).jobs) == ["job4"]
+        assert previewer._process is not process, "the process is ended if nobody waits for its answer"
+        await previewer.close()
+
+    asyncio.run(story())
+
+
+def test_a_large_question_is_joined_by_no_other(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = many_waiting(cluster)
+    monkeypatch.setattr("fairlead.forecast.previewer.MOST_TOGETHER", 10)
+
+    async def story() -> None:
+        previewer = Counted(tmp_path)
+        asking = [previewer.ask(EtaQuestion(**cluster.asked(), jobs=tuple(waiting[at : at + 5]))) for at in (0, 5, 10)]
+        assert [len(etas.jobs) for etas in await asyncio.gather(*asking) if isinstance(etas, Etas)] == [5, 5, 5]
+        assert [len(asked.jobs) for asked in previewer.asked if isinstance(asked, EtaQuestion)] == [10, 5]
+        await previewer.close()
 
     asyncio.run(story())
 

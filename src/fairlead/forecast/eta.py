@@ -145,6 +145,7 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
         not_before=min(sample.until for sample in without) if middle is None and known and not stuck else None,
         stuck=stuck,
         unknown_ahead=max([sample.unknown_ahead for sample in without], default=0),
+        cut=not all(sample.whole for sample in without),
     )
 
 

@@ -76,7 +76,6 @@ def _etas(follower: Follower, question: preview.EtaQuestion) -> preview.Etas:
         futures=len(samples),
         unknown_running=max(sample.unknown_running for sample in samples),
         recorded_jobs=len(past.jobs),
-        cut=not all(sample.whole for sample in samples),
         ran=bool(runtimes),
     )
 

@@ -81,6 +81,8 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True):
     """In futures in which the job does not start: the number of tasks without a known end that start before it."""
     new: bool = False
     """True if no task of a job with the same user and name has ended."""
+    cut: bool = False
+    """True if time ran out in a future before the job started."""
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +97,6 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True):
     """Running tasks without a known end."""
     recorded_jobs: int
     """Number of past jobs from which the arrivals in the futures were drawn."""
-    cut: bool
-    """True if time ran out before the futures were complete."""
     ran: bool = True
     """True if the run time of at least one job is on record."""
 

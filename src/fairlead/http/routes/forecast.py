@@ -218,7 +218,7 @@ def _gaps(job: str, found: preview.Eta, etas: preview.Etas) -> list[str]:
 def _weaknesses(found: preview.Eta, etas: preview.Etas) -> list[str]:
     """Return what makes the prediction less reliable."""
     notes = []
-    if etas.cut:
+    if found.cut:
         notes.append("the server had no time to look further ahead")
     if found.new and found.likely is not None and found.latest != etas.now:
         notes.append("nothing like it has run before" if etas.ran else "no job has ended yet to learn run times from")
