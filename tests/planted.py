@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from fairlead.core import admission, cycle
-from fairlead.core.changes import PendingEnded, Placed
+from fairlead.core.changes import EraBegun, PendingEnded, Placed
+from fairlead.core.commands import Accepted, BeginEra
 from fairlead.core.entitlement import Uses
 from fairlead.core.holds import recall
+from fairlead.core.intake import HANDLERS
 from fairlead.core.match import match, share_tree
 from fairlead.core.match.user_turns import UserTurn
 from fairlead.core.model import FAR, Hold, Job, Stage
@@ -208,6 +210,25 @@ def ignore_min_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Balance, "_has_just_begun", lambda balance, victim: False)
 
 
+def begin_no_era(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After data were set back, no number is skipped."""
+    monkeypatch.setitem(HANDLERS, BeginEra, lambda plan, command: Accepted())
+
+
+def skip_no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An era skips numbers of jobs, and no attempts of the jobs that are known."""
+    apply = EraBegun.apply
+
+    def planted(self: EraBegun, partition: Partition) -> Any:
+        before = apply(self, partition)
+        for (job, position), (floor, earlier) in before.stages.items():
+            stage = partition.jobs[job].stages[position]
+            stage.floor, stage.earlier = floor, earlier
+        return before
+
+    monkeypatch.setattr(EraBegun, "apply", planted)
+
+
 START = "are placed, and may not start"
 CHAIN = "in a chain, and may not start"
 ORDER = "nodes are ordered for"
@@ -218,4 +239,5 @@ LEAF = "is before it in queue"
 TREE = "which is below its entitlement"
 LOAN = "has been below its entitlement"
 OWNER = "an owner has been kept waiting"
+AGAIN = "which is not a new one"
 YOUNG = "has run for less than min_runtime"

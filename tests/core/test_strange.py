@@ -1,10 +1,17 @@
 """Nodes that run what the journal never decided, as after a restore: it is reported, and nothing is stopped."""
 
+from random import Random
+
+import pytest
+
 from fairlead.core.changes import SKIPPED
 from fairlead.core.commands import Answer, BeginEra, Rejected, Report
 from fairlead.core.effects import ForNode, Stop
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
+from tests import planted
+from tests.chaos.checkers import AttemptChecker, CheckFailed
+from tests.chaos.tasks import Live, Task, indices
 
 
 def world(journal: MemoryJournal | None = None) -> World:
@@ -157,3 +164,54 @@ def test_a_scaled_stage_goes_on_above_all_that_were_lost() -> None:
     w.scale(job, "s", 4)
     w.cycle()
     assert [w.task(job, "s", index).attempt for index in range(4)] == [1, 1, SKIPPED + 2, SKIPPED + 2]
+
+
+def story_with_loss(seed: int) -> None:
+    """Submit jobs and fail nodes, lose the last records with the reports about them, and go on; check all launches.
+
+    Nodes know a task by the number of its job, its stage and its attempt, and must never get the same one twice.
+    """
+    rng, journal, checker = Random(seed), MemoryJournal(), AttemptChecker()
+    w = world(journal)
+
+    def go_on(steps: int) -> None:
+        for _ in range(steps):
+            if rng.random() < 0.5:
+                submit(w, count=rng.randint(1, 3))
+            else:
+                node = rng.choice(["n0", "n1", "n2"])
+                w.fail_node(node)
+                w.cycle()
+                w.return_node(node)
+            w.cycle()
+            w.cycle()  # also the reports of what has started
+            for effect in w.effects():
+                for launch in effect.launches if isinstance(effect, ForNode) else ():
+                    for index in indices(launch.indices):
+                        task = Task("", launch.number, launch.stage, index)
+                        checker.live.pop(task, None)
+                        checker.started(effect.node, Live(task, launch.attempt, ()))
+
+    go_on(rng.randint(1, 6))
+    [stream] = [name for name in journal.streams() if name.endswith("default")]
+    kept = journal.last(stream)
+    go_on(rng.randint(1, 6))
+    del journal._streams[stream].records[kept:]
+    w.restart()
+    w._send("default", BeginEra(era=1, operator=True))
+    w.cycle()
+    w.effects()
+    go_on(6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_never_get_the_same_task_and_attempt_twice_after_a_loss(seed: int) -> None:
+    story_with_loss(seed)
+
+
+@pytest.mark.parametrize("plant", [planted.begin_no_era, planted.skip_no_attempts])
+def test_numbers_that_are_given_twice_are_found(monkeypatch: pytest.MonkeyPatch, plant: planted.Plant) -> None:
+    plant(monkeypatch)
+    with pytest.raises(CheckFailed, match=planted.AGAIN):
+        for seed in range(20):
+            story_with_loss(seed)
