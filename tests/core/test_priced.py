@@ -287,3 +287,33 @@ def test_the_tables_are_the_same_on_every_machine() -> None:
     digest = blake2b(repr((EXCESS, FRAGMENTED_STEPS)).encode(), digest_size=8).hexdigest()
     assert digest == "b858afd0e229ad50"
     assert EXCESS[len(EXCESS) // 2] == 398_942 and len(FRAGMENTED_STEPS) == 49 and WHOLE == 1000
+
+
+def test_a_node_that_loses_its_gpus_is_placed_on_no_more_as_one_with_gpus() -> None:
+    w = World({"place": "priced"})
+    for name in ("a", "b"):
+        w.node(name, cpu=2, gpu=2)
+    w.cycle()
+    w.submit(stages=[{"array": 2, "resources": {"cpu": 2}}])
+    w.advance(1)
+    w.update_node("a", gpu=0)
+    w.advance(1)
+    w.submit(stages=[{"array": 3, "resources": {"cpu": 1, "gpu": 1}}])
+    w.advance(1)
+    w.remove_node("b")
+    w.submit(stages=[{"array": 3, "resources": {"cpu": "500m", "gpu": "0.5"}}])
+    w.advance(1)
+    assert not w.partition().nodes.gpus[w.partition().nodes.rows[w.partition().nodes.joins["a"]]]
+
+
+def test_a_task_waits_when_the_only_node_of_its_kind_is_removed() -> None:
+    w = World({"place": "priced"})
+    w.node("n", cpu=2, gpu=2)
+    w.cycle()
+    w.submit(stages=[{"resources": {"cpu": 1, "gpu": 1}}])
+    w.advance(1)
+    w.remove_node("n")
+    w.advance(1)
+    waits = w.submit(stages=[{"resources": {"cpu": 1}}])
+    w.advance(1)
+    assert w.job(waits).state == "pending"

@@ -73,7 +73,9 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
     return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results
 
 
-def own_variables(around: Surroundings, launch: Launch, parameters: tuple[str, ...]) -> list[dict[str, str]] | None:
+def own_variables(
+    around: Surroundings, launch: Launch, parameters: tuple[str, ...] = ()
+) -> list[dict[str, str]] | None:
     """Return the variables of each task of a launch; None if all tasks have the same."""
     if not launch.devices and launch.gang is None and not launch.values:
         return None

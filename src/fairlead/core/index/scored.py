@@ -219,7 +219,7 @@ class ScoreIndex(FitIndex):
         task = self._tasks[shape]
         if self._placement().drawn:
             return any(_fits(state, task) for kind in kinds for state in kind.groups)
-        return any(self._top(kind, shape, task) is not None for kind in kinds)
+        return any(kind.groups and self._top(kind, shape, task) is not None for kind in kinds)
 
     def _placement(self) -> Placement:
         return PLACEMENTS["bestfit"] if self._tight else self.placement
@@ -229,6 +229,8 @@ class ScoreIndex(FitIndex):
         best: list[tuple[int, Groups, Group]] = []
         score: Key | None = None
         for kind in kinds:
+            if not kind.groups:
+                continue
             fleet = self._fleet(kind)
             for group in kind.groups.values():
                 if not _fits(group.state, task):
@@ -249,7 +251,7 @@ class ScoreIndex(FitIndex):
         best: Top | None = None
         of: Groups | None = None
         for kind in kinds:
-            top = self._top(kind, shape, task)
+            top = self._top(kind, shape, task) if kind.groups else None
             if top is not None and (best is None or top < best):
                 best, of = top, kind
         return None if best is None or of is None else (of, best[3], best[1])
@@ -380,6 +382,8 @@ class ScoreIndex(FitIndex):
 
     def _place(self, node_id: int, row: int, kind: Any) -> None:
         if not isinstance(kind, Groups):
+            if isinstance(self._at.get(node_id, (None,))[0], Groups):
+                self._leave(node_id)  # the node has no GPUs any more
             super()._place(node_id, row, kind)
             return
         if node_id in self._out:
