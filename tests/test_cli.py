@@ -461,11 +461,11 @@ def test_a_bomb_of_queues(tmp_path: Path) -> None:
 
 
 def test_anchors_may_be_used(tmp_path: Path) -> None:
-    text = "partitions:\n  a: &a {lease: 7s, chain: 1s}\n  b: *a\n  c: {<<: *a, lease: 9s}\n"
+    text = "partitions:\n  a: &a {lease: 27s, chain: 1s}\n  b: *a\n  c: {<<: *a, lease: 29s}\n"
     shown = check(tmp_path, text, 0).stdout
     assert "3 partitions" in shown
     found = yaml.safe_load(shown.partition("\n")[2])["partitions"]
-    assert [found[name]["lease"] for name in "abc"] == ["7s", "7s", "9s"]
+    assert [found[name]["lease"] for name in "abc"] == ["27s", "27s", "29s"]
     assert found["c"]["chain"] == "1s"
 
 

@@ -175,8 +175,8 @@ class Server:
         return self.is_up and not self._at_work and not self._control.find(PARTITION).live.inbox.waiting
 
     def serves(self, machine: Machine) -> bool:
-        """True if a machine is connected to the leading server."""
-        return True
+        """True if a machine is connected to the leading server, which withholds nothing from it."""
+        return not self._hub.waits_for_ports(PARTITION, machine.name)
 
     def listen(self, turn: int) -> Process | None:
         """Return the process that an agent connects to at an attempt; None if it does not listen."""

@@ -447,7 +447,7 @@ class Servers:
 
     def serves(self, machine: Machine) -> bool:
         leader = self.leader
-        return leader is not None and machine.connected_to is leader.process
+        return leader is not None and machine.connected_to is leader.process and leader.serves(machine)
 
     def listen(self, turn: int) -> Process | None:
         return self._servers[turn % len(self._servers)].listens

@@ -153,7 +153,15 @@ class Serving:
         quotas = Quotas()
         observers = [metrics, HistoryRecorder(self.history), quotas]
         self.control = Control(
-            Dependencies(self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools)
+            Dependencies(
+                self._open,
+                self.orders,
+                observers,
+                self._config,
+                note=self.notes.append,
+                inform=self.notes.append,
+                pools=self._pools,
+            )
         )
         await self.control.start()
         preview = Previewer(self.folder / "journal", self.folder / "history")

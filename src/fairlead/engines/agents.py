@@ -590,6 +590,11 @@ class Agents:
         """Return by partition the nodes that report attempts or epochs which the journal never had."""
         return {name: sorted(led.ahead) for name, led in self._led.items() if led.ahead}
 
+    def waits_for_ports(self, partition: str, node: str) -> bool:
+        """True if launches for a node wait for the ports of their gang."""
+        led = self._led.get(partition)
+        return led is not None and led.orders.waits_for_ports(node)
+
     def connected(self, partition: str) -> dict[str, float]:
         """Return connected nodes → seconds since the last message from each."""
         led = self._led.get(partition)

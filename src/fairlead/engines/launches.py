@@ -58,6 +58,10 @@ class Orders:
         self._meetings.setdefault(meeting.key, meeting)
         _forget_first(self._meetings)
 
+    def waits_for_ports(self, node: str) -> bool:
+        """True if launches for a node wait for the ports of their gang."""
+        return any(node in nodes for nodes in self._waiting.values())
+
     def take_waiting(self) -> list[str]:
         """Return the nodes whose launches of gangs wait for ports, and forget them."""
         nodes = list(dict.fromkeys(node for nodes in self._waiting.values() for node in nodes))
