@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def test_lists_say_that_they_are_cut(up: Up) -> None:
     assert "only 1 jobs, the newest, are shown" in done.stderr
 
 
-@pytest.mark.parametrize(("variable", "shown"), [("", "fairlead"), ("/bin/uv", PROGRAM)])
+@pytest.mark.parametrize(("variable", "shown"), [("", "fairlead"), ("/bin/uv", shlex.quote(PROGRAM))])
 def test_the_program_is_named_as_another_terminal_finds_it(
     variable: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,3 +277,9 @@ def test_a_message_that_is_too_long(site: Serving) -> None:
 
     asyncio.run(story())
     assert alive(site)
+
+
+@pytest.mark.parametrize("size", [20_000, 60_000])
+def test_a_wrong_token_with_a_large_body_is_answered(site: Serving, size: int) -> None:
+    answer = site.client("wrong").post("/api/v1/jobs/batch", json={"jobs": ["x" * size]})
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")

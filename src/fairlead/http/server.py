@@ -143,6 +143,8 @@ class Protocol(HttpToolsProtocol):
             self._unparsed.clear()
         elif self._unparsed:
             assert self.client is not None
+            if self._unknown and self._is_busy() and self._left != 0 and not self.pipeline:
+                self._unparsed.clear()  # the body of a request that is refused; the connection ends with the answer
             if len(self._unparsed) > HEAD_BYTES and self._gate.connections.is_stranger(self.client) and self._waits():
                 self._give_up()
                 return
