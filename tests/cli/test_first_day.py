@@ -303,3 +303,20 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_array_of_no_tasks_is_refused(up: Up) -> None:
+    done = up.ask("submit", "--array", "0", "true")
+    assert done.returncode == 1 and "stages[0].array" in words(done)
+
+
+@pytest.mark.parametrize("arguments", [("submit", "--name", "j\udcf6b", "true"), ("ps", "--label", "a=\udcf6")])
+def test_text_that_is_not_utf8_is_refused(up: Up, arguments: tuple[str, ...]) -> None:
+    done = up.ask(*arguments)
+    assert done.returncode == 1 and r"\udcf6" in words(done) and "is not text in utf-8; correct it" in words(done)
+
+
+def test_lines_that_are_not_utf8_are_refused(up: Up, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"j\xf6b\n")
+    assert "is not text in UTF-8; save it as UTF-8" in words(up.ask("submit", "--each-line", str(lines), "echo"))

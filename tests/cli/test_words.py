@@ -126,7 +126,7 @@ def test_lines_of_scripts_that_are_refused(up: Up, lines: str, said: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("submit", "--file", "-", "--shell"), "--shell: it is about COMMAND"),
+        (("submit", "--file", "-", "--shell"), "--shell: there is no COMMAND"),
         (("submit", "--set", "tries=2", "true"), "--set: it changes a file"),
         (("submit", "--file", "-", "--set", "tries"), "--set: 'tries' is not KEY=VALUE"),
         (("submit", "--file", "-", "--set", "stages.x.tries=2"), "--set: the job has no stage x; name one of main"),

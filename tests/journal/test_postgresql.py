@@ -398,7 +398,7 @@ def test_verification_on_the_command_line(database: str) -> None:
     assert done.exit_code == 1 and "does not match its digest" in done.stdout
 
 
-def test_a_promotion_that_lost_records(tmp_path: Path) -> None:
+def test_a_promotion_that_lost_records(postgres: Postgres) -> None:
     with running(durable=True) as primary:
         database = primary.create()
         with PostgresJournal(database) as journal:

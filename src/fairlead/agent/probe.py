@@ -26,7 +26,7 @@ class Probe:
         self._until = 0.0
 
     def fails(self) -> bool:
-        """True if this process, which no user can limit, cannot start a process or write a file either."""
+        """True if the agent itself cannot start a process or write a file. No user can limit the agent."""
         now = self._steady()
         if now >= self._until:
             self._fails, self._until = not self._works(), now + VALID

@@ -61,6 +61,8 @@ def export_trace(
         raise wrong("FILE.yaml", "the name of a trace must end in .yaml or .yml")
     if not file.parent.is_dir():
         fail(f"there is no folder {file.parent} to write {file.name} in; make it first")
+    from fairlead.sim.text import plural
+
     with open_client(partition) as client:
         found = client.trace(moment(since, "--since"))
     # JSON is YAML. With one job a line, the file is easy to read and to cut.
@@ -71,7 +73,7 @@ def export_trace(
     file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
     reasons = ((found.not_ended, "had not ended"), (found.never_ran, "never ran"))
     left = ", ".join(f"{number} that {why}" for number, why in reasons if number)
-    said = f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes"
+    said = f"{file}: {plural(len(found.trace['jobs']), 'job')}, {plural(len(found.trace['nodes']), 'node')}"
     if left:
         said += f"; jobs left out: {left}"
     if found.after_left_out:

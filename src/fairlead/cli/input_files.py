@@ -1,6 +1,6 @@
-"""Input of commands: files that users name, and standard input. Files that are missing or no YAML are refused.
+"""Input of commands: files that users name, and standard input. Missing and invalid files are refused.
 
-The size of YAML is limited, also with aliases expanded: those can make it huge.
+The size of YAML is limited before and after its aliases are expanded.
 """
 
 from __future__ import annotations

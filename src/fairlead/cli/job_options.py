@@ -174,7 +174,7 @@ class JobOptions(Options):
     def _stage(self) -> dict[str, Any]:
         """Return the fields of a stage that options give."""
         if self.shell and not self.command:
-            raise wrong("--shell", "it is about COMMAND; write a line for the shell")
+            raise wrong("--shell", "there is no COMMAND; write the line for the shell behind --, or drop --shell")
         for name in ("estimate", "time_limit"):
             check_duration(getattr(self, name), _option(name))
         if self.array and self.gang:
@@ -202,7 +202,7 @@ class JobOptions(Options):
             "results": self.result,
             **{name: getattr(self, name) for name in OF_STAGE},
         }
-        return {name: value for name, value in stage.items() if value not in (None, [], {}, False)}
+        return {name: value for name, value in stage.items() if value not in (None, [], {}) and value is not False}
 
     def _parameters(self) -> dict[str, list[str]]:
         """Return the parameters of `--grid` and `--each-line`."""
@@ -213,7 +213,10 @@ class JobOptions(Options):
             if "line" in parameters:
                 raise wrong("--each-line", "its parameter is called line, as one of --grid is; rename that one")
             need_file(self.each_line)
-            lines = self.each_line.read_text(encoding="utf-8").splitlines()
+            try:
+                lines = self.each_line.read_text(encoding="utf-8").splitlines()
+            except UnicodeDecodeError:
+                raise wrong("--each-line", f"{self.each_line} is not text in UTF-8; save it as UTF-8") from None
             if not lines:
                 raise wrong("--each-line", f"{self.each_line} has no lines; name a file with one for each task")
             parameters["line"] = lines

@@ -99,8 +99,9 @@ def _show_siblings(path: str, common: Common) -> None:
         print_text(f"{queue.path}: {share}, entitled to {queue.entitlement_percent:.1f}% of the cluster")
     without = [queue.path for queue in level if queue.share is None]
     if without and total:
+        lacks = "has no share and is" if len(without) == 1 else "have no share and are"
         typer.echo(
-            f"fairlead: warning: {', '.join(without)} has no share and is entitled to nothing; set one with "
+            f"fairlead: warning: {', '.join(without)} {lacks} entitled to nothing; set one with "
             f"`fairlead share set {without[0]} N`",
             err=True,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
@@ -123,6 +124,14 @@ class Command:
             given[name] = record(**{field: given.pop(field) for field in record.fields()})
         try:
             return self._function(**given)
+        except UnicodeEncodeError as problem:
+            if problem.reason != "surrogates not allowed":
+                raise
+            encoding = sys.getfilesystemencoding()
+            text = (
+                f"{problem.object[:40]!a} is not text in {encoding}; correct it, or set LC_ALL to a locale with UTF-8"
+            )
+            fail(text, as_json and {"ok": False, "problem": text})
         except Exception as problem:
             # The name of the module is enough: importing the client would slow down commands that call no server.
             if type(problem).__module__.startswith("fairlead.client"):

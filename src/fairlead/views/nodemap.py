@@ -127,7 +127,7 @@ def _tasks_answer(node: str, group: list[Allocation], sees: SeesJob, now: Micros
 
 
 def map_queues(partition: Partition, now: Micros, paths: Iterable[str] | None = None) -> dict[str, wire.Queue]:
-    """Return queues by path. Percentages are rounded to tenths, so that a map changes only visibly."""
+    """Return queues by path. Percentages are rounded to tenths, so that no change is sent that cannot be seen."""
     queues = {path: partition.queues[path] for path in (sorted(partition.queues) if paths is None else paths)}
     return {path: _rounded(queue_answer(partition, queue, now)) for path, queue in queues.items()}
 

@@ -133,7 +133,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     @property
     def afterwards(self) -> str:
-        """Return the reason `then` as the end of a sentence; empty without one."""
+        """Return why it will still wait after the first reason, as the end of a sentence, if that is known."""
         if isinstance(self.then, NeverFits) and not isinstance(self.then, NoNodeYet):
             return f"; even {'when released' if isinstance(self.reason, HeldBack) else 'then'} it {self.then}"
         return f"; after that: {self.then}" if self.then else ""

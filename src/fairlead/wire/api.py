@@ -1442,7 +1442,7 @@ class Event(Answer, frozen=True, kw_only=True):
 class ManagerEvent(Answer, frozen=True, kw_only=True):
     """An event for a resource manager.
 
-    `what` is allocated, release (stop these tasks), released, ended (a job) or node.
+    `what` is `allocated`, `release` (stop these tasks), `released`, `ended` (of a job) or `node` (a node has changed).
     """
 
     what: str

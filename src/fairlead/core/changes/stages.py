@@ -40,7 +40,7 @@ def demand_of(stage: Stage) -> DemandBefore:
 
 
 def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
-    """Make tasks pending under a kind."""
+    """Make tasks pending, in the ask of this kind: replace, scale or new."""
     wanted = stage.alter_pending(kind)
     if wanted is None:
         stage.set_pending(kind, Ranges(block))

@@ -95,7 +95,7 @@ def _release_refused(plan: Plan) -> None:
 
 
 def end_promises(plan: Plan) -> None:
-    """Release promises without effect: all tasks stopped for the promise have ended, or one of them is overdue."""
+    """Release promises that cannot be kept: a task that had to stop for one is overdue, or all have ended in vain."""
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises and partition.readiness.ready else ():
         if not promise.ordered and not is_coming(partition, promise):

@@ -44,8 +44,8 @@ class QueueCursor:
     ) -> None:
         """With `joined`, consider only asks that joined the lanes since they were closed.
 
-        `asleep` has the other lanes of the leaf if places of asks depend on starts. They are not tried, but take part
-        in the order. Otherwise turns would place other tasks after a restart, when no lane sleeps.
+        `asleep` has the other lanes of the leaf, if a start can change the order of asks. Their asks count for the
+        order but are not tried. Without them the order would be another one after a restart, when no lane sleeps.
         """
         self.partition = partition
         self.leaf = leaf

@@ -218,7 +218,7 @@ def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
 def _entitle(rows: Sequence[_Row], idle: int) -> int:
     """Give idle slots to classes below their entitlement, in proportion to what each lacks; return the rest.
 
-    The loop ends because one of at most `FEW` classes lacks at least a tenth of the sum, and its part is rounded up.
+    The loop ends: of at most `FEW` classes, one lacks at least a tenth of the sum, so each pass gives it a slot.
     """
     while idle:
         unused = [row.unused() for row in rows]

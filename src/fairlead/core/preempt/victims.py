@@ -379,7 +379,7 @@ class Clearing:
         return chosen
 
     def _make_way(self, node_id: int, stage: Stage, candidates: Sequence[Candidate]) -> bool:
-        """True if one task fits a node without these victims, and their queues may lose them."""
+        """True if one task fits a node without these tasks, and the queues of these tasks allow them to be stopped."""
         return bool(self._fitting(node_id, stage, candidates, 1)) and self._may_go(
             [victim for victim, _, _ in candidates]
         )
