@@ -27,50 +27,16 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-from fairlead.core.ahead.expected_ends import guess
-from fairlead.core.changes import TaskNews
-from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
 from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 from fairlead.forecast.eta import SAMPLES, draw_futures, sum_up
-from fairlead.forecast.recorded import Past, PastJob
-from fairlead.forecast.runtimes import Runtimes
+from fairlead.forecast.observed_past import ObservedPast
 from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
-from fairlead.writer.writer import Observer
 
 SECONDS = 600.0
-
-
-class Watcher(Observer):
-    """An observer that records what a server would know of the past."""
-
-    def __init__(self) -> None:
-        self.runtimes = Runtimes()
-        self.past = Past()
-        self.services: list[Micros] = []
-        self._by_id: dict[str, PastJob] = {}
-
-    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        partition = decided.plan.partition
-        for command, answer in zip(decided.commands, decided.answers, strict=True):
-            job = partition.jobs.get(getattr(answer, "job", "") or "")
-            if job is not None and type(command).__name__ == "Submit":
-                known = PastJob(job.submitted, job.id, job.spec, [None] * len(job.stages))
-                self.past.add(known)
-                self._by_id[job.id] = known
-        for news in decided.plan.news():
-            if isinstance(news, TaskNews) and news.what == "ended" and news.started is not None:
-                ran = partition.now - news.started
-                stage = news.stage
-                user, name = stage.job.owner
-                self.runtimes.note(user, name, stage.name, ran, guess(stage.terms))
-                self.services.append(ran)
-                recorded = self._by_id.pop(stage.job.id, None)
-                if recorded is not None:
-                    recorded.durations[stage.position] = ran
 
 
 class Promise:
@@ -110,7 +76,7 @@ def score(
 ) -> dict[str, Any]:
     """Return the figures. `every` has for each kind of prediction a number N: every N-th job gets one; 0 is never."""
     trace = read_traces([log], lambda path: None, jobs=jobs)
-    watcher = Watcher()
+    watcher = ObservedPast()
     simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
     partition = simulation.writer.partition
     promises: list[Promise] = []

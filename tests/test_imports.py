@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "sim": ("writer", "journal.in_memory", "engines", "pools", "wire", *BELOW_WRITER),
     "forecast": ("sim", "writer", "policies", "journal", "history", "wire", *BELOW_WRITER),
+    "shadow": ("sim", "forecast", "writer", "core"),
     "agent": ("wire",),
     "kubernetes": ("wire", "client.async_pool"),
     "client": ("wire",),
@@ -60,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("http", "control", "identity", "agent", "sim", "server", "demo", "kubernetes"),
+    "cli": ("http", "control", "identity", "agent", "sim", "shadow", "server", "demo", "kubernetes"),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.

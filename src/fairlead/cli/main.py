@@ -35,6 +35,7 @@ from fairlead.cli.queue import queue
 from fairlead.cli.results import results
 from fairlead.cli.secret import secret
 from fairlead.cli.server import server
+from fairlead.cli.shadow import shadow
 from fairlead.cli.share import share
 from fairlead.cli.simulate import simulate
 from fairlead.cli.submit import run, submit
@@ -63,7 +64,7 @@ PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Change": (kill, hold, release, requeue, replace, scale, priority),
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
     "Administer": (up, down, server, agent, kubernetes, config, token, secret, backup, restore, db, journal, bench),
-    "Simulate": (demo, simulate, whatif, export_trace),
+    "Simulate": (demo, simulate, shadow, whatif, export_trace),
 }
 """Heading in `fairlead --help` → the commands below it."""
 WORDS_AFTER = (submit, run)

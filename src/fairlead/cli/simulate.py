@@ -80,11 +80,11 @@ def simulate(options: SimulationOptions) -> None:
     run, check = (_simulate, _check_policy) if options.packing is None else (_pack, check_placement)
     try:
         load_policies()
-        with refusals_as_failed(), _interrupts() as interrupted:
+        with refusals_as_failed(), interrupts() as interrupted:
             for name in options.policies:  # reading a trace may take a while, so wrong names are refused first
                 check(name)
-            fleet = parse_nodes(options.nodes, _load) if options.nodes else None
-            trace = read_traces(options.traces, _load, options.overrun, fleet, options.jobs, options.seed)
+            fleet = parse_nodes(options.nodes, load_file) if options.nodes else None
+            trace = read_traces(options.traces, load_file, options.overrun, fleet, options.jobs, options.seed)
             whole = run(trace, options, interrupted)
     except Failed as problem:
         fail(str(problem))
@@ -161,7 +161,7 @@ def _pack(trace: Any, options: SimulationOptions, interrupted: Callable[[], bool
     return whole
 
 
-def _load(path: Path) -> object:
+def load_file(path: Path) -> object:
     from fairlead.cli.input_files import read_document
 
     need_file(path)
@@ -171,7 +171,7 @@ def _load(path: Path) -> object:
 def _policy(name: str, trace: Any) -> Any:
     from fairlead.sim.policy_files import NAMED, policy_of
 
-    return NAMED[name](trace) if name in NAMED else policy_of(name, _load(Path(name)))
+    return NAMED[name](trace) if name in NAMED else policy_of(name, load_file(Path(name)))
 
 
 def _check_policy(name: str) -> None:
@@ -202,7 +202,7 @@ def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) 
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
+def interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after Ctrl-C. A second Ctrl-C ends the program."""
     seen: list[int] = []
 

@@ -55,6 +55,25 @@ class Record:
         """The number of submitted jobs that had not started, from each of these times on."""
         self._partition: Partition | None = None
 
+    @classmethod
+    def of_past(cls, trace: Trace) -> Record:
+        """Return the record of what really happened, for a trace that tells when its jobs started."""
+        record = cls(trace)
+        steps: list[tuple[Micros, int, int]] = []
+        for at, arrival in enumerate(trace.arrivals):
+            assert arrival.started is not None
+            ended = arrival.started + arrival.run
+            record._started[at], record._ended[at] = arrival.started, ended
+            record._queues[at] = arrival.spec.queue
+            used = sum(dict(stage.resources).get(record._resource, 0) * stage.size for stage in arrival.spec.stages)
+            steps += [(arrival.at, 0, 1), (arrival.started, used, -1), (ended, -used, 0)]
+        record.arrived = record.started = record.over = len(trace.arrivals)
+        used = waiting = 0
+        for record.now, more_used, more_waiting in sorted(steps):
+            used, waiting = used + more_used, waiting + more_waiting
+            record._add_sample(record.now, used, waiting)
+        return record
+
     def job(self, at: int) -> Outcome:
         started, ended = self._started[at], self._ended[at]
         return Outcome(
@@ -131,6 +150,9 @@ class Record:
         assert self._partition is not None
         used = self._partition.root.account.used.get(self._resource, 0)
         waiting = self.arrived - self.started - len(self.refused)
+        self._add_sample(now, used, waiting)
+
+    def _add_sample(self, now: Micros, used: int, waiting: int) -> None:
         if self.times and self.times[-1] == now:
             self.used[-1], self.waiting[-1] = used, waiting
         elif not self.times or (used, waiting) != (self.used[-1], self.waiting[-1]):

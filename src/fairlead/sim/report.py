@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.sim.batch import Run
 from fairlead.sim.charts import Axis, Bars, Line, bar_chart, legend, line_chart, linear, stepped
 from fairlead.sim.figures import Job, percentile, started_jobs
-from fairlead.sim.text import ROWS, plural, remarks, span
+from fairlead.sim.text import ROWS, Rows, plural, remarks, span
 
 BUCKETS = 400
 MAX_QUEUES = 12
@@ -28,61 +29,76 @@ HIGHER_IS_BETTER = ("utilisation",)
 def page(runs: Sequence[Run]) -> str:
     trace = runs[0].record.trace
     names = [run.policy.name for run in runs]
+    parts = [figure_table(runs, ROWS), *charts(runs), notes(runs)]
+    about = f"{plural(len(trace.arrivals), 'job')} on {plural(len(trace.nodes), 'node')}, simulated by Fairlead."
+    return document(f"{trace.name}: {', '.join(names)}", trace.name, about, parts)
+
+
+def charts(runs: Sequence[Run]) -> list[str]:
+    """Return the sections with charts of the runs side by side."""
+    trace = runs[0].record.trace
+    names = [run.policy.name for run in runs]
     jobs = [started_jobs(run.record) for run in runs]
-    parts = [
-        _section("Figures", "The best of a row is marked.", _figures(runs)),
-        _section(
+    return [
+        section(
             "Utilisation",
             f"How much of the {trace.resource.upper()}s is in use over time, from the first job that was submitted.",
             legend(names)
             + _over_time(runs, lambda run: run.record.used, 100 / (trace.amount(trace.resource) or 1), "%"),
         ),
-        _section(
+        section(
             "Queue length",
             "The number of waiting jobs over time.",
             legend(names) + _over_time(runs, lambda run: run.record.waiting, 1.0, ""),
         ),
-        _section(
+        section(
             "Waits",
             "The part of the jobs that waited no longer than the time below.",
             legend(names) + _waits(jobs, names),
         ),
-        _section(
+        section(
             "Wait by job size",
             "The mean wait of jobs by their size, the number of tasks.",
             legend(names) + _by_size(runs, jobs, names),
         ),
         *[_shares(run, own) for run, own in zip(runs, jobs, strict=True)],
-        _notes(runs),
     ]
-    title = f"{trace.name}: {', '.join(names)}"
+
+
+def document(title: str, heading: str, about: str, parts: Sequence[str]) -> str:
+    """Return a page that needs no network."""
     style, script = ((files("fairlead.sim") / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    about = f"{plural(len(trace.arrivals), 'job')} on {plural(len(trace.nodes), 'node')}, simulated by Fairlead."
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>\n"
-        f"<body><header>{LOGO}Fairlead</header><h1>{escape(trace.name)}</h1><p>{escape(about)}</p>\n{''.join(parts)}"
+        f"<body><header>{LOGO}Fairlead</header><h1>{escape(heading)}</h1><p>{escape(about)}</p>\n{''.join(parts)}"
         f'<div id="tip"></div><script>{script}</script></body></html>\n'
     )
 
 
-def _section(title: str, about: str, body: str) -> str:
+def section(title: str, about: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2><p>{escape(about)}</p>{body}</section>\n"
 
 
-def _figures(runs: Sequence[Run]) -> str:
-    rows = "".join(f"<th>{escape(run.policy.name)}</th>" for run in runs)
-    body = f"<tr><th></th>{rows}</tr>"
-    for label, key, show in ROWS:
+def figure_table(runs: Sequence[Run], rows: Rows) -> str:
+    """Return the section with the figures of the runs side by side."""
+    head = "".join(f"<th>{escape(run.policy.name)}</th>" for run in runs)
+    body = f"<tr><th></th>{head}</tr>"
+    for label, key, show in rows:
         values = [run.result[key] for run in runs]
         best = min(values) if key in LOWER_IS_BETTER else max(values) if key in HIGHER_IS_BETTER else None
-        marked = best is not None and len(set(values)) > 1
-        cells = "".join(
-            f"<td{' class=best' if marked and value == best else ''}>{escape(show(value))}</td>" for value in values
-        )
-        body += f"<tr><td>{escape(label)}</td>{cells}</tr>"
-    return f"<table>{body}</table>"
+        body += row(label, values, show, best)
+    return section("Figures", "The best of a row is marked.", f"<table>{body}</table>")
+
+
+def row(label: str, values: Sequence[Any], show: Callable[[Any], str], best: Any = None) -> str:
+    """Return a row of a table, with the best values marked unless all are equal."""
+    marked = best is not None and len(set(values)) > 1
+    cells = "".join(
+        f"<td{' class=best' if marked and value == best else ''}>{escape(show(value))}</td>" for value in values
+    )
+    return f"<tr><td>{escape(label)}</td>{cells}</tr>"
 
 
 def _over_time(runs: Sequence[Run], values: Callable[[Run], Sequence[int]], factor: float, unit: str) -> str:
@@ -170,13 +186,13 @@ def _size_label(bits: int) -> str:
 
 
 def _shares(run: Run, jobs: Sequence[Job]) -> str:
-    """Return the chart with the share and the use of each queue; empty for a single queue."""
+    """Return the chart with the share and the use of each queue; empty for one queue, or without the run's queues."""
     settings = {path: queue for path, queue in run.policy.config.queues}
     parents = {path.rpartition(".")[0] for path in settings}
     used: dict[str, int] = {path: 0 for path in settings if path not in parents}
     for job in jobs:
         used[job.queue] = used.get(job.queue, 0) + job.work
-    if len(used) < 2:
+    if len(used) < 2 or used.keys() - settings.keys():
         return ""
     total = sum(used.values()) or 1
     largest = sorted(used, key=lambda path: (-used[path], path))[:MAX_QUEUES]
@@ -188,7 +204,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
     most = max(value for group in groups for value in group.values)
     labels = [path.removeprefix("root.") for path in largest]
     more = f" Shown are the {MAX_QUEUES} of {len(used)} queues that used most." if len(used) > MAX_QUEUES else ""
-    return _section(
+    return section(
         f"Share against use: {run.policy.name}",
         f"The part of all work that each queue is entitled to, and the part that it used.{more}",
         legend(["share", "use"]) + bar_chart(groups, labels, linear(most, lambda value: f"{value:.0f} %")),
@@ -207,12 +223,12 @@ def _entitled(shares: dict[str, int | None]) -> dict[str, float]:
     return parts
 
 
-def _notes(runs: Sequence[Run]) -> str:
+def notes(runs: Sequence[Run]) -> str:
     texts = runs[0].record.trace.left_out.texts()
     texts += [f"{run.policy.name}: {text}" for run in runs for text in remarks(run.result)]
     texts += [f"{run.policy.name}: interrupted; these are the figures so far" for run in runs if not run.whole]
     if not texts:
         return ""
-    return _section(
+    return section(
         "What the figures do not cover", "", f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
     )

@@ -1,4 +1,4 @@
-"""Traces: arrival times and run times of jobs. The format of a file is known from its name and its first line."""
+"""Traces: arrival times and run times of jobs. The format of a file is known from its name or its first line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.resources import CPU, MILLI
-from fairlead.sim.traces import openb, own
+from fairlead.sim.traces import openb, own, sacct
 from fairlead.sim.traces.swf import read_swf
 from fairlead.sim.traces.table import Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines
@@ -54,7 +54,16 @@ def _read(
         return read_swf(open_lines(path), path.name, overrun, processors)
     if stem.endswith(".csv"):
         return _read_table(path, overrun)
-    raise Refused(path.name, "not a known kind of trace; its name should end in .swf, .csv, .yaml or one of them + .gz")
+    first = next((line for _, line in open_lines(path) if line.strip()), "")
+    if sacct.is_sacct(first):
+        return sacct.read_sacct(open_lines(path), path.name, overrun, nodes)
+    if sacct.is_sinfo(first):
+        return Trace(path.name, [], sacct.read_sinfo(open_lines(path)), LeftOut())
+    raise Refused(
+        path.name,
+        f"not a known kind of trace; its name should end in .swf, .csv, .yaml or one of them + .gz, "
+        f"or it should be the output of {sacct.COMMAND}",
+    )
 
 
 def _read_table(path: Path, overrun: Overrun) -> Trace:

@@ -58,7 +58,7 @@ def _arrival(fields: list[str], overrun: Overrun) -> Arrival:
     if len(fields) < FIELDS:
         raise ValueError(f"fewer than {FIELDS} columns")
     number = str(_whole(fields[0]))
-    submit, run = seconds(fields[1]), seconds(fields[3])
+    submit, wait, run = seconds(fields[1]), seconds(fields[2]), seconds(fields[3])
     processors = _whole(fields[7])
     if processors <= 0:
         processors = _whole(fields[4])
@@ -83,7 +83,7 @@ def _arrival(fields: list[str], overrun: Overrun) -> Arrival:
         (stage,),
         groups=(f"g{group}",) if group >= 0 else (),
     )
-    return Arrival(submit, number, spec, (duration,))
+    return Arrival(submit, number, spec, (duration,), submit + wait if wait >= 0 else None)
 
 
 def _whole(text: str) -> int:

@@ -31,6 +31,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     spec: JobSpec
     durations: tuple[Micros, ...]
     """The run time of a task, by stage."""
+    started: Micros | None = None
+    """When it really started, if the trace tells."""
 
     @property
     def job(self) -> str:
