@@ -112,10 +112,10 @@ def _shadow(files: list[Path], nodes: str, config: dict[str, Any] | None, option
 
 def _ask_slurm(folder: Path, since: str, nodes: str) -> tuple[list[Path], str]:
     """Return files with what sacct and sinfo say."""
-    from fairlead.core.resources import SECOND, parse_duration
+    from fairlead.sim.text import parse_time
     from fairlead.sim.traces.sacct import FORMAT, NODES_FORMAT
 
-    back = parse_duration(since, "since") // SECOND
+    back = parse_time(since, "since") // 1_000_000
     jobs = folder / "sacct"
     _run(
         jobs,
