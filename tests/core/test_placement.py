@@ -25,7 +25,7 @@ def node(cpu: int, *used: int, of: int = 64, memory: int = 100) -> Node:
 
 def fleet(*shapes: tuple[Task, int], elsewhere: int = 0) -> Fleet:
     usual = [Usual(task, weight, frozenset({0})) for task, weight in shapes]
-    (prices,) = prices_of(usual, [{((64_000, 100), 2): 10}], waste_of(shapes))
+    (prices,) = prices_of(usual, [{((64_000, 100), 2): 10}], waste_of(shapes), 0)
     return Fleet(64_000, 4, Workload(shapes, elsewhere), prices)
 
 

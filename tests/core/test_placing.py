@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.index.scored import ScoreIndex
+from fairlead.core.model import Mix
 from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape, ShapeKey
@@ -111,7 +112,7 @@ def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     for shape in (here, gone):
         shape.stages = 1
         index.add(shape)
-    index.learn([(here.key, 1)])
+    index.learn(Mix(((here.key, 1),)))
     index.put_all_back()
     index.forget(gone)
     index.refresh()

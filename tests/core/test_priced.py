@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from fairlead.core.dump import dump, load
 from fairlead.core.mix import MAX_OF_STAGE, WEIGHT
 from fairlead.core.policy.fit import WHOLE
+from fairlead.core.policy.fragmentation import Task
 from fairlead.core.policy.placement import FRAGMENTED_STEPS
-from fairlead.core.policy.pricing import EXCESS, MICRO
+from fairlead.core.policy.pricing import EXCESS, MICRO, Usual, prices_of, waste_of
 from fairlead.core.policy.shareprices import UNITS, values_of_room
 from fairlead.core.state import MIX_WEIGHT
 from fairlead.testing import World
@@ -82,6 +83,43 @@ def test_whole_nodes_stay_free_for_gangs_of_whole_nodes() -> None:
     w.cycle()
     assert len(set(nodes_of(w, *singles))) == 2
     assert len(set(nodes_of(w, gang))) == 2
+
+
+def test_a_node_that_is_nearly_free_is_spared_where_tasks_end() -> None:
+    w = World()
+    for at in range(2):
+        w.node(f"n{at}", cpu=32, gpu=4, labels={"host": f"h{at}"})
+    for at in range(4):
+        ended(w, submit(w, f"large-{at}", cpu=8, gpu=4))
+    nearly, fuller = (submit(w, f"g{gpu}", gpu=gpu, selectors={"host": f"h{gpu - 1}"}) for gpu in (1, 2))
+    w.cycle()
+    assert nodes_of(w, nearly, fuller) == ["n0", "n1"]
+    for at in range(2):  # what has ended counts when the mix is learnt
+        submit(w, f"cpu-{at}")
+        w.cycle()
+    assert w.partition().mix.ending == 100 * 16 // 19
+    job = submit(w, "one", gpu=1)
+    w.cycle()
+    assert nodes_of(w, job) == ["n1"]
+
+
+def test_room_that_lacks_devices_has_value_only_where_tasks_end() -> None:
+    large, one = Task((8_000,), 4, WHOLE), Task((1_000,), 1, WHOLE)
+    mix = [(large, 1), (one, 4)]
+
+    def more(ending: int, free: int, used: tuple[int, ...]) -> int:
+        """By how much a node loses more with one more task."""
+        usual = [Usual(task, weight, frozenset({0})) for task, weight in mix]
+        (prices,) = prices_of(usual, [{((32_000,), 4): 10}], waste_of(mix), ending)
+        after = (*sorted(used[1:], reverse=True), WHOLE)
+        return prices.lost((free - 1_000,), after) - prices.lost((free,), used)
+
+    nearly, fuller = (0, 0, 0, WHOLE), (0, 0, WHOLE, WHOLE)
+    assert more(0, 30_000, nearly) == more(0, 30_000, fuller)
+    assert more(50, 30_000, nearly) > more(50, 30_000, fuller) > 0
+    assert more(100, 30_000, nearly) > more(50, 30_000, nearly)
+    # Other tasks will also leave CPUs: without any for the large one, three tasks are missing instead of one.
+    assert more(100, 30_000, nearly) > more(100, 2_000, nearly) > 0
 
 
 def test_apart_and_near_are_kept() -> None:
@@ -211,6 +249,26 @@ def test_it_is_learnt_at_doubled_numbers_of_jobs() -> None:
         if not learnt or w.partition().mix.upto > learnt[-1]:
             learnt.append(w.partition().mix.upto)
     assert [upto - 1 for upto in learnt] == [1, 2, 4, 8, 16]
+
+
+def test_the_part_that_ended_is_learnt() -> None:
+    w = World()
+    w.node("g", cpu=8, gpu=4)
+    w.cycle()
+    service, first = submit(w, "service", gpu=1), submit(w, "first", gpu=3)
+    w.cycle()
+    assert w.partition().mix.ending == 0
+    ended(w, first)
+    jobs = [submit(w, f"j{at}", gpu=1, count=3) for at in range(3)]  # what waits tells nothing
+    w.cycle()
+    assert (w.partition().mix.gpu, w.partition().mix.ending) == (13_000, 100 * 3 // 4)
+    w.kill(service)
+    for job in jobs:
+        ended(w, job)
+    for at in range(6):
+        submit(w, f"last-{at}")
+        w.cycle()
+    assert (w.partition().mix.gpu, w.partition().mix.ending) == (13_000, 100)
 
 
 def test_old_requests_count_less() -> None:

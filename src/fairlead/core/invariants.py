@@ -414,6 +414,7 @@ def _check_mix(partition: Partition) -> None:
     _need(sum(tasks for _, tasks in requests) <= 2 * MIX_WEIGHT, "the mix weighs too much")
     _need(all(tasks > 0 for _, tasks in requests), "a request of the mix has no weight")
     _need([key for key, _ in requests] == sorted({key for key, _ in requests}), "the mix is not sorted")
+    _need(0 <= partition.mix.ending <= 100, "the part of tasks that end is no percentage")
     _need(partition.mix.upto <= partition.counters.job, "the mix includes jobs that were not submitted yet")
 
 

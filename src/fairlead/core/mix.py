@@ -1,7 +1,8 @@
 """The mix: what jobs usually ask for, learnt from submissions. Placements that weigh usual requests use it.
 
 It is learnt again after 1, 2, 4, … and then every 6,400 jobs, so that scores of nodes stay valid for long. Old requests
-count less and less: whenever the mix has grown to twice its size, all numbers are halved.
+count less and less: whenever the mix has grown to twice its size, all numbers are halved. It also has the part of the
+GPUs that tasks gave back because they ended, instead of keeping them as services do.
 """
 
 from __future__ import annotations
@@ -42,17 +43,24 @@ def learns_mix(partition: Partition) -> bool:
 
 def mixed(partition: Partition) -> Mix:
     """Return the mix with the jobs that came since it was learnt."""
-    weights = dict(partition.mix.requests)
+    weights, gpu, waiting = dict(partition.mix.requests), partition.mix.gpu, 0
     for job in partition.jobs.values():
-        if job.number >= partition.mix.upto:
-            for stage in job.stages:
+        new = job.number >= partition.mix.upto
+        for stage in job.stages:
+            of_task = stage.shape.devices * stage.shape.device_milli
+            waiting += stage.waiting() * of_task
+            if new:
+                gpu += stage.count * of_task
                 key = usual(stage.shape.key)
                 weights[key] = weights.get(key, 0) + WEIGHT * min(stage.count, MAX_OF_STAGE)
     total = sum(weights.values())
     if total > 2 * MIX_WEIGHT:
         weights = {key: weight * MIX_WEIGHT // total for key, weight in weights.items()}
     most = sorted([(-weight, key) for key, weight in weights.items() if weight])[:MAX_MIX]
-    return Mix(tuple(sorted([(key, -weight) for weight, key in most])), partition.counters.job)
+    started = gpu - waiting
+    ended = max(0, started - partition.root.account.used.get(GPU, 0))
+    ending = 100 * ended // started if ended else 0
+    return Mix(tuple(sorted([(key, -weight) for weight, key in most])), partition.counters.job, gpu, ending)
 
 
 def usual(key: ShapeKey) -> ShapeKey:

@@ -657,6 +657,10 @@ class Mix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Shapes without preferences, sorted, and the weight of each: 100 for a task, less for old ones."""
     upto: int = 0
     """Jobs below this number are included."""
+    gpu: int = 0
+    """The milli-GPUs that all included jobs asked for."""
+    ending: int = 0
+    """The percentage of what started of them that has ended."""
 
 
 class Account(msgspec.Struct, eq=False):

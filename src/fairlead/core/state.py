@@ -190,7 +190,7 @@ class Partition:
     def set_mix(self, mix: Mix) -> None:
         self.mix = mix
         if isinstance(self.derived.index, ScoreIndex):
-            self.derived.index.learn(mix.requests)
+            self.derived.index.learn(mix)
 
     def set_pools(self, pools: dict[str, Pool]) -> None:
         self.pools = pools

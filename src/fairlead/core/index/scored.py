@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from fairlead.core.index.kinds import Choice, KindKey, NodeKind
 from fairlead.core.index.pack import Buckets, Entry, FitIndex
+from fairlead.core.model import Mix
 from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import MISSING, PLACEMENTS, Fleet, Key, Node, Placement, draw
@@ -106,6 +107,8 @@ class ScoreIndex(FitIndex):
         self._tasks: dict[Shape, Task] = {}
         self._mix: list[tuple[Shape, int]] = []
         """The usual requests, with the number of their tasks."""
+        self._ending = 0
+        """The percentage of tasks that end."""
         self._typical: list[tuple[Shape, int]] = []
         """The most frequent of them by CPU and GPU, which are nearly all tasks."""
         self._largest: tuple[int, int, int] = (-1, 0, 0)
@@ -130,9 +133,10 @@ class ScoreIndex(FitIndex):
         super().forget(shape)
         self._tasks.pop(shape, None)
 
-    def learn(self, mix: Iterable[tuple[ShapeKey, int]]) -> None:
-        """Set the usual requests, with the number of their tasks."""
-        self._mix = [(Shape(key), tasks) for key, tasks in mix]
+    def learn(self, mix: Mix) -> None:
+        """Set the usual requests."""
+        self._mix = [(Shape(key), tasks) for key, tasks in mix.requests]
+        self._ending = mix.ending
         self._typical = _typical(self._mix)
         self._waste = None
         self._stale |= not all(self._distinguishes(shape) for shape, _ in self._mix)
@@ -349,7 +353,7 @@ class ScoreIndex(FitIndex):
                 Usual(task, weight, frozenset([number for number, those in enumerate(classes) if at in those]))
                 for at, (task, weight) in enumerate(tasks)
             ]
-            prices = prices_of(usual, nodes, self._waste)
+            prices = prices_of(usual, nodes, self._waste, self._ending)
             self._prices = {key: prices[classes.index(those)] for key, those in accepted.items()}
         return self._prices[kind]
 

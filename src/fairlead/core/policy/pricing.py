@@ -2,7 +2,8 @@
 
 A node loses the parts of its GPUs that no mix of the usual requests can fill, and the GPUs that will idle because its
 CPU or another resource runs out first. Room that few nodes have, for several GPUs at once or for tasks that may not run
-everywhere, counts against the loss. All amounts are integers; losses are in millionths of a GPU.
+everywhere, counts against the loss. Where tasks end, so does room that a node will have when a few of them have ended.
+All amounts are integers; losses are in millionths of a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ NEED = 55
 SPREAD = 30
 """The part of the usual deviation from that need."""
 SCARCE = 2
-"""The value of room that few nodes have."""
+"""The value of room that few nodes have, where tasks do not end."""
+SCARCE_ENDING = 10
+"""The same where all tasks end: the GPUs of a node without room would idle while it is emptied for a large task."""
 
 TIGHT = 80
 """A resource other than CPU counts if the usual requests for all GPUs would take this part of it."""
@@ -84,21 +87,43 @@ class Need(NamedTuple):
     """What tasks without GPUs ask for in total, up to each of the steps; as `mean`."""
 
 
+class Room(NamedTuple):
+    """The room that the devices of a node have for a request."""
+
+    tasks: int
+    missing: int
+    """The devices that tasks must leave before there is room for another one; 0 if there never is."""
+
+
 class Scarce(NamedTuple):
     """Usual requests for equal GPUs that few nodes have room for: what else they ask for, and the value of room."""
 
     devices: int
     milli: int
     rows: list[tuple[tuple[int, ...], int]]
+    ready: Sequence[int] = ()
+    """For each number of devices that are missing, the part of its value that room has, in millionths; empty if tasks
+    do not end."""
 
-    def room(self, used: Sequence[int]) -> int:
-        """Return how many of them the devices of a node have room for."""
-        if self.milli == WHOLE:
-            return used.count(0) // self.devices
-        return sum([(WHOLE - device) // self.milli for device in used])
+    def room(self, used: Sequence[int]) -> Room:
+        if self.milli < WHOLE:
+            return Room(sum([(WHOLE - device) // self.milli for device in used]), 0)
+        tasks, rest = divmod(used.count(0), self.devices)
+        return Room(tasks, self.devices - rest if self.devices * (tasks + 1) <= len(used) else 0)
 
-    def value(self, room: int, free: Sequence[int]) -> int:
-        return sum([value * _room(amounts, room, free) for amounts, value in self.rows])
+    def value(self, room: Room, free: Sequence[int]) -> int:
+        total = 0
+        for amounts, value in self.rows:
+            tasks = _room(amounts, room.tasks, free)
+            total += value * tasks
+            if self.ready and (room.missing or tasks < room.tasks):
+                missing = room.missing if tasks == room.tasks else 0
+                for amount, available in zip(amounts, free, strict=True):
+                    lacking = amount * (tasks + 1) - available
+                    if lacking > 0:  # a device comes with its part of the other resources
+                        missing = max(missing, -(-lacking * self.devices // amount))
+                total += value * self.ready[min(missing, len(self.ready) - 1)] // MICRO
+        return total
 
 
 class Prices:
@@ -113,9 +138,9 @@ class Prices:
         self._needs = needs
         self._scarce = scarce
         # The parts of a loss depend on few values each, so they are found again more often than whole states.
-        self._of_devices: dict[tuple[int, ...], tuple[int, int, tuple[int, ...]]] = {}
+        self._of_devices: dict[tuple[int, ...], tuple[int, int, tuple[Room, ...]]] = {}
         self._of_lack: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._of_room: list[dict[tuple[int, tuple[int, ...]], int]] = [{} for _ in scarce]
+        self._of_room: list[dict[tuple[Room, tuple[int, ...]], int]] = [{} for _ in scarce]
 
     def lost(self, free: Sequence[int], used: tuple[int, ...]) -> int:
         """Return what is expected to be lost on a node with these free amounts and this use of its devices."""
@@ -131,14 +156,14 @@ class Prices:
         if not idle:
             return 0, 0, 0
         counting = (free[0],) if len(self._names) == 1 else tuple([free[name] for name in self._names])
-        key = (idle, counting)
-        lack = self._of_lack.get(key)
+        at = (idle, counting)
+        lack = self._of_lack.get(at)
         if lack is None:
             missing = [_lacking(need, amount, idle) for need, amount in zip(self._needs, counting, strict=True)]
-            lack = _keep(self._of_lack, key, LACK * max(missing) // 100)
+            lack = _keep(self._of_lack, at, LACK * max(missing) // 100)
         total = 0
         for scarce, room, values in zip(self._scarce, rooms, self._of_room, strict=True):
-            if room:
+            if room.tasks or room.missing:
                 key = (room, counting)
                 value = values.get(key)
                 total += _keep(values, key, scarce.value(room, counting)) if value is None else value
@@ -152,7 +177,7 @@ class Prices:
             return "parts"
         return "others" if self.parts(free, used)[1] <= SMALL else "least"
 
-    def _see_devices(self, used: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    def _see_devices(self, used: tuple[int, ...]) -> tuple[int, int, tuple[Room, ...]]:
         waste = sum([self._waste[max(0, WHOLE - device) // UNIT] for device in used])
         rooms = tuple([scarce.room(used) for scarce in self._scarce])
         return _keep(self._of_devices, used, (waste, WHOLE * len(used) - sum(used), rooms))
@@ -165,18 +190,22 @@ def _keep(values: dict[Any, Value], key: object, value: Value) -> Value:
     return value
 
 
-def prices_of(mix: Sequence[Usual], kinds: Sequence[Capacities], waste: Sequence[int]) -> list[Prices]:
-    """Return the prices for nodes of each kind; `waste` is that of the mix."""
+def prices_of(mix: Sequence[Usual], kinds: Sequence[Capacities], waste: Sequence[int], ending: int) -> list[Prices]:
+    """Return the prices for nodes of each kind; `waste` is that of the mix, and `ending` the percentage of tasks that
+    end, by their GPUs."""
     asking = [usual for usual in mix if usual.task.devices]
     gpu = sum([usual.weight * usual.task.gpu for usual in asking])
     names = _counting(mix, kinds, gpu)
     others = [_others(mix, name, gpu) for name in names]
-    scarce = _scarce(asking, kinds, names)
+    scarce = _scarce(asking, kinds, names, SCARCE * 100 + (SCARCE_ENDING - SCARCE) * ending)
+    most = max([devices for kind in kinds for _, devices in kind], default=0)
+    # Each of the missing devices is free in time with half of the probability that its task ends at all.
+    ready = tuple([MICRO * ending**missing // 200**missing for missing in range(most + 1)]) if ending else ()
     prices: list[Prices] = []
     for kind in range(len(kinds)):
         here = [usual for usual in asking if kind in usual.kinds]
         needs = [_need(here, name, *other) for name, other in zip(names, others, strict=True)]
-        prices.append(Prices(names, waste, needs, _by_devices(scarce, kind)))
+        prices.append(Prices(names, waste, needs, _by_devices(scarce, kind, ready)))
     return prices
 
 
@@ -257,8 +286,9 @@ class Rare(NamedTuple):
     kinds: frozenset[int]
 
 
-def _scarce(asking: Sequence[Usual], kinds: Sequence[Capacities], names: Sequence[int]) -> list[Rare]:
-    """Return the requests that not every node with GPUs has room for, with the value of room for one of them."""
+def _scarce(asking: Sequence[Usual], kinds: Sequence[Capacities], names: Sequence[int], part: int) -> list[Rare]:
+    """Return the requests that not every node with GPUs has room for, with the value of room for one of them, which is
+    this part in ten thousand of what is usually asked for."""
     everywhere = frozenset(range(len(kinds)))
     gpus = sum([devices * nodes for kind in kinds for (_, devices), nodes in kind.items()])
     asked = sum([usual.weight * usual.task.gpu for usual in asking])
@@ -272,18 +302,18 @@ def _scarce(asking: Sequence[Usual], kinds: Sequence[Capacities], names: Sequenc
         for kind in sorted(where):
             for (capacity, devices), nodes in kinds[kind].items():
                 room += nodes * row.value(row.room((0,) * devices), [capacity[name] for name in names])
-        value = SCARCE * MICRO * weight * task.gpu * gpus // (100 * asked * max(1, room))
+        value = part * MICRO * weight * task.gpu * gpus // (10_000 * asked * max(1, room))
         scarce.append(Rare(Task(amounts, task.devices, task.milli), value, where))
     return scarce
 
 
-def _by_devices(scarce: Sequence[Rare], kind: int) -> list[Scarce]:
+def _by_devices(scarce: Sequence[Rare], kind: int, ready: Sequence[int]) -> list[Scarce]:
     groups: dict[tuple[int, int], dict[tuple[int, ...], int]] = {}
     for task, value, where in scarce:
         if kind in where:
             rows = groups.setdefault((task.devices, task.milli), {})
             rows[task.amounts] = rows.get(task.amounts, 0) + value
-    return [Scarce(*demand, list(rows.items())) for demand, rows in groups.items()]
+    return [Scarce(*demand, list(rows.items()), ready) for demand, rows in groups.items()]
 
 
 def _room(asked: Sequence[int], room: int, free: Sequence[int]) -> int:

@@ -32,7 +32,10 @@ def losses(partition: Partition, shape: Shape, pools: Sequence[Pool]) -> dict[st
     task = _task(shape, names)
     lost: dict[str, int] = {}
     for pool, (free, devices), prices in zip(
-        pools, empty, prices_of(usual, [{node: 1} for node in empty], waste_of(tasks)), strict=True
+        pools,
+        empty,
+        prices_of(usual, [{node: 1} for node in empty], waste_of(tasks), partition.mix.ending),
+        strict=True,
     ):
         node = Node(free, free, (0,) * devices)
         after = node.after(task, least_lost(node, task, Fleet(0, 0, Workload(()), prices)))
