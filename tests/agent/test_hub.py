@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from fairlead.core.commands import Configure, MoveNode
 from fairlead.core.config import parse_partition
+from fairlead.core.ranges import count
 from fairlead.engines.agents import Agents
 from fairlead.engines.engine import Away
 from fairlead.wire import agent_messages as wire
@@ -69,7 +70,8 @@ class Puppet:
 
 @asynccontextmanager
 async def puppet(plant: Plant, hello: wire.Hello = HELLO, instance: str = "") -> AsyncIterator[Puppet]:
-    async with connect(plant.url.replace("http", "ws") + PATH, compression=None) as connection:
+    address = plant.url.replace("http", "ws") + PATH
+    async with connect(address, compression=None, max_size=wire.MAX_MESSAGE_BYTES) as connection:
         one = Puppet(connection)
         one.exchange = await plant.prove(connection, hello.node, instance)  # type: ignore[arg-type]
         await one.say(hello)
@@ -556,6 +558,35 @@ def test_a_fault_in_the_handler_of_ends_makes_the_agent_send_again(tmp_path: Pat
                 while True:
                     await one.receive()
         assert await plant.over(job) == "succeeded"
+
+    tell(tmp_path, story)
+
+
+@pytest.mark.parametrize("what", ["sweep", "jobs"])
+def test_large_orders_reach_a_node(tmp_path: Path, what: str) -> None:
+    """An agent accepts no message above 64 MiB. One user's large tasks disconnected a node again and again."""
+
+    async def story(plant: Plant) -> None:
+        if what == "sweep":
+            sweep = {"A": ["x" * 100_000], "B": [str(number) for number in range(1_000)]}
+            jobs = [await plant.submit(["true"], parameters=sweep)]
+        else:
+            jobs = [await plant.submit(["true", str(number), *["x" * 100_000] * 15]) for number in range(50)]
+        async with puppet(plant) as one:  # its greeting is answered with all of them
+            await one.wait_for(wire.Welcome)
+            found, size = 0, 0
+            while found < (1_000 if what == "sweep" else len(jobs)):
+                work = await one.wait_for(wire.Work)
+                size += len(encode(work))
+                found += sum(count(each.tasks.indices) for each in work.launches)
+                for each in work.launches:
+                    assert work.specs[each.spec].command[0] == "true"
+                    assert all(max(of_task) < len(work.texts) for of_task in each.values)
+            assert size < (10 << 20 if what == "sweep" else 100 << 20)
+        async with puppet(plant) as one:  # it has lost all, and is told again, at last by name only
+            while not (work := await one.wait_for(wire.Work)).standing:
+                assert work.specs[0].command[0] == "true"
+            assert sum(count(each.tasks.indices) for each in work.launches) == found
 
     tell(tmp_path, story)
 

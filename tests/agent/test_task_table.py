@@ -9,6 +9,7 @@ import pytest
 from fairlead.agent.launch_data import Surroundings, own_variables, spawner_spec, surroundings
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.task_table import TaskTable
+from fairlead.engines.launches import parts_of
 from fairlead.wire.agent_messages import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
 
 AROUND = Surroundings("n1", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
@@ -127,6 +128,38 @@ def test_what_does_not_stand_any_more_is_returned_unless_it_runs() -> None:
     table.handle(standing)
     returned = [frame[2] for frame in sent(table) if frame[1] == "return"]
     assert sorted(key for keys in returned for key in keys) == [key(1), key(3), key(4)]
+
+
+@pytest.mark.parametrize("most", [0, 1, 10, 1_000])
+def test_orders_in_parts_are_orders_in_one_message(most: int) -> None:
+    texts = ("a" * 10, "b", "c")
+    launches = (
+        Launch(tasks(0, 2), 0, values=((0, 1), (0, 2))),
+        Launch(tasks(2, 3), 0, (4,), values=((1, 1),)),
+        Launch(tasks(0, 1, number=2), 1, (), 5),
+        Launch(tasks(1, 9, number=2), 1, (), 5, 2),
+    )
+    specs = (Spec(("true",), user="ann", parameters=("p", "q")), Spec(("other", "word"), user="ann"))
+    stop = Stop(tasks(7, 8), "kill")
+    work = Work(1, specs, launches, (stop,), True, (3,), texts)
+    found = []
+    for orders in ([work], parts_of(work, most)):
+        table = TaskTable(AROUND, 1)
+        table.handle(launch(5, 6))  # a stop of it was missed
+        sent(table)
+        for part in orders:
+            table.handle(part)
+        frames = sent(table)
+        starts = []
+        for group in [group for _, what, *rest in frames if what == "launch" for group in rest[0]]:
+            meta, spec, indices, chain, waits, own = group
+            starts += [(meta, spec[0], index, chain, waits, own and own[at]) for at, index in enumerate(indices)]
+        returned = [frame[2] for frame in frames if frame[1] == "return"]
+        found.append((sorted(starts, key=str), returned, reported(table)))
+        assert [part.stops for part in orders if part.stops] == [(stop,)]
+        assert [part.confirmed for part in orders if part.confirmed] == [(3,)]
+    assert found[0] == found[1] and found[0][1] == [[key(5)]]
+    assert len(parts_of(work, 10)) > 2 and parts_of(work, 1_000) == [work]
 
 
 def test_what_a_new_spawner_does_not_know_was_never_started() -> None:

@@ -74,7 +74,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
 
 
 def own_variables(
-    around: Surroundings, launch: Launch, parameters: tuple[str, ...] = ()
+    around: Surroundings, launch: Launch, parameters: tuple[str, ...] = (), texts: tuple[str, ...] = ()
 ) -> list[dict[str, str]] | None:
     """Return the variables of each task of a launch; None if all tasks have the same."""
     if not launch.devices and launch.gang is None and not launch.values:
@@ -83,7 +83,7 @@ def own_variables(
     own: list[dict[str, str]] = [{} for _ in indices]
     if launch.values:
         for variables, values in zip(own, launch.values, strict=True):
-            variables.update((PARAMETER + name, value) for name, value in zip(parameters, values, strict=True))
+            variables.update((PARAMETER + name, texts[value]) for name, value in zip(parameters, values, strict=True))
     if launch.devices:
         # GPUs that an operator added to the detected ones are named by number.
         names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]

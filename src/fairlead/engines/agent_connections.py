@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.core.ranges import Ranges, check_flat, difference
 from fairlead.engines.engine import Connection, PartitionHandle, Peer, Secrets
-from fairlead.engines.launches import Orders
+from fairlead.engines.launches import Orders, parts_of
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Tasks
 
@@ -139,7 +139,8 @@ class Attached:
 
     def put(self, message: wire.FromServer) -> None:
         try:
-            self._outbox.put_nowait(message)
+            for part in parts_of(message) if isinstance(message, wire.Work) else (message,):
+                self._outbox.put_nowait(part)
         except asyncio.QueueFull:
             self.cut()
 

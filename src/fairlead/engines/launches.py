@@ -23,6 +23,8 @@ FIRST_PORT, PORTS = 20_000, 6_000
 STEP = 1_009
 """Each generation of a gang uses the pair of ports that is this number of pairs after the last one."""
 
+MAX_WORK = 8 << 20
+"""Bytes of orders of one message. The last task in it may add a whole specification to them."""
 REMEMBERED = 10_000
 """Gangs whose ports are remembered, and gangs that may wait for their ports."""
 
@@ -74,6 +76,7 @@ class Orders:
         """Distinct specifications in the order of their numbers. Many jobs may have the same specification."""
         spec_numbers: dict[tuple[int, str], int] = {}
         launches: list[Launch] = []
+        texts: dict[str, int] = {}
         for effect in message.launches:
             job = partition.jobs.get(effect.job)
             stage = job.stage(effect.stage) if job is not None and job.number == effect.number else None
@@ -89,13 +92,14 @@ class Orders:
                 self._waiting.setdefault(gang.key, {})[message.node] = None
                 _forget_first(self._waiting)
                 continue
-            values = tuple(map(stage.spec.values, indices(effect.indices))) if stage.spec.parameters else ()
+            chosen = map(stage.spec.values, indices(effect.indices)) if stage.spec.parameters else ()
+            values = tuple(tuple(texts.setdefault(value, len(texts)) for value in of_task) for of_task in chosen)
             launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values)
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:
                 launches.append(launch)
-        return Work(self._epoch, tuple(specs), tuple(launches), stops_of(message), standing)
+        return Work(self._epoch, tuple(specs), tuple(launches), stops_of(message), standing, texts=tuple(texts))
 
     def _spec(self, partition: Partition, job: Job, stage: Stage) -> Spec:
         spec, settings = stage.spec, partition.settings
@@ -164,6 +168,67 @@ class Orders:
         for node_id, ranks in sorted(places.items(), key=lambda item: min(item[1])):
             name = partition.nodes.name[partition.nodes.rows[node_id]]
             yield Place(name, self._address(name), Ranges.from_indices(ranks).flat())
+
+
+def parts_of(work: Work, most: int = MAX_WORK) -> list[Work]:
+    """Return orders as messages of about `most` bytes, because an agent accepts none that is too large.
+
+    Standing orders name all tasks once more at the end, without their specifications, which the agent has by then.
+    """
+    if sum(map(_size, work.specs)) + sum(map(len, work.texts)) <= most:
+        return [work]
+    parts: list[Work] = []
+    specs: dict[int, int] = {}
+    texts: dict[int, int] = {}
+    launches: list[Launch] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal size
+        chosen = tuple(work.specs[at] for at in specs), tuple(launches)
+        parts.append(Work(work.epoch, *chosen, texts=tuple(work.texts[at] for at in texts)))
+        specs.clear()
+        texts.clear()
+        launches.clear()
+        size = 0
+
+    for launch in work.launches:
+        for piece in _single_tasks(launch) if launch.values and launch.gang is None else (launch,):
+            if size > most:
+                close()
+            size += _size(work.specs[piece.spec]) * (piece.spec not in specs)
+            size += sum(len(work.texts[at]) for values in piece.values for at in values if at not in texts)
+            values = tuple(tuple(texts.setdefault(at, len(texts)) for at in of_task) for of_task in piece.values)
+            spec = specs.setdefault(piece.spec, len(specs))
+            launches.append(msgspec.structs.replace(piece, spec=spec, values=values))
+    close()
+    parts[0] = msgspec.structs.replace(parts[0], stops=work.stops, confirmed=work.confirmed)
+    if work.standing:
+        users = dict.fromkeys(spec.user for spec in work.specs)
+        at_user = {user: at for at, user in enumerate(users)}
+        named = [
+            msgspec.structs.replace(launch, spec=at_user[work.specs[launch.spec].user], values=())
+            for launch in work.launches
+        ]
+        parts.append(Work(work.epoch, tuple(Spec((), user=user) for user in users), tuple(named), standing=True))
+    return parts
+
+
+def _single_tasks(launch: Launch) -> Iterable[Launch]:
+    """Return a launch of tasks with parameters as one for each task."""
+    tasks, devices = launch.tasks, len(launch.devices) // len(launch.values)
+    for at, index in enumerate(indices(tasks.indices)):
+        yield msgspec.structs.replace(
+            launch,
+            tasks=msgspec.structs.replace(tasks, indices=(index, index + 1)),
+            devices=launch.devices[at * devices : (at + 1) * devices],
+            values=launch.values[at : at + 1],
+        )
+
+
+def _size(spec: Spec) -> int:
+    """Return about how many bytes a specification has in a message."""
+    return sum(map(len, spec.command)) + sum(len(name) + len(value) for name, value in spec.environment)
 
 
 def _forget_first(remembered: dict[str, Any]) -> None:

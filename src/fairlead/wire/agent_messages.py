@@ -125,8 +125,8 @@ class Launch(Message, frozen=True):
     chain: int = 0
     slots: int = 0
     gang: Gang | None = None
-    values: tuple[tuple[str, ...], ...] = ()
-    """The values of the parameters, task by task."""
+    values: tuple[tuple[int, ...], ...] = ()
+    """The values of the parameters, task by task, as indices into `Work.texts`."""
 
 
 class Stop(Message, frozen=True):
@@ -309,6 +309,8 @@ class Work(Message, frozen=True, tag=2):
     standing: bool = False
     confirmed: tuple[int, ...] = ()
     """Numbers of report batches that this message confirms, as `Confirmed` does."""
+    texts: tuple[str, ...] = ()
+    """Values of parameters. Many tasks of a sweep can have the same large value."""
 
 
 class Confirmed(Message, frozen=True, tag=3):
