@@ -32,7 +32,7 @@ from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import Task
 from fairlead.agent.spawner.shared_logs import SMALL, SharedLogs
 from fairlead.agent.spawner.spawner import LOCK_TIME
-from fairlead.agent.spawner.task_start import Starter
+from fairlead.agent.spawner.task_start import CannotStart, Starter, _filled
 from fairlead.agent.spawner.tasks import Tasks
 from fairlead.agent.spawner_link import end_all, prepare
 from fairlead.agent.task_logs import read_log
@@ -163,6 +163,14 @@ def test_a_task_confirmed_twice_in_one_message_is_forgotten_once(spawner: Spawne
     spawner.send("confirm", [key, key])
     spawner.join()
     assert [(entry[0][1], entry[3]) for entry in spawner.known] == [(2, "running")]
+
+
+def test_values_that_fill_a_word_without_end_start_nothing() -> None:
+    """40,000 times 100 KB took the memory of the node."""
+    variables = {"FAIRLEAD_PARAM_a": "x" * 100_000, "FAIRLEAD_PARAM_b": "y"}
+    assert _filled(("echo", "{b} {c} {a"), variables) == ("echo", "y {c} {a")
+    with pytest.raises(CannotStart, match="a word of its command has more than 131,072 characters"):
+        _filled(("echo", "{a}" * 40_000), variables)
 
 
 def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.documents import parse_stage
+from fairlead.core.documents import parse_job, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import indices
 from fairlead.testing import World
@@ -58,6 +58,7 @@ def test_indices_of_an_array(array: int | str, expected: list[int]) -> None:
         ({"parameters": {"lr": []}}, "s.parameters.lr", "is not a list of values"),
         ({"parameters": {"lr": [True]}}, "s.parameters.lr[0]", "is not text"),
         ({"parameters": {"l r": [1]}}, "s.parameters", '"l r" is not a variable'),
+        ({"parameters": {"lr": [""] * 100_001}}, "s.parameters.lr", "100,001 values are too many"),
         ({"parameters": {"a": [1, 2]}, "count": 2}, "s.count", "it stands beside parameters"),
         ({"parameters": {"a": [1, 2]}, "array": "1,2"}, "s.array", "the last index is 1"),
         ({"parameters": {name: [*range(9)] for name in "abcdefgh"}}, "s.parameters", "43046721 combinations"),
@@ -102,3 +103,11 @@ def test_the_last_parameter_varies_fastest() -> None:
     stage = parse_stage({"parameters": {"lr": [1, 0.3], "wd": [0, "x"]}}, "s")
     assert [stage.values(index) for index in range(4)] == [("1", "0"), ("1", "x"), ("0.3", "0"), ("0.3", "x")]
     assert (stage.count, stage.min) == (4, 1)
+
+
+@pytest.mark.parametrize("stage", [{"parameters": {"a": [""] * 60_000}}, {"array": "0-19999:2"}])
+def test_many_stages_have_no_more_values_and_spans_together_than_one(stage: dict[str, object]) -> None:
+    """18 KB of stages became a record of 18 MB."""
+    stages = [{"name": f"s{at}", "command": ["true"], **stage} for at in range(300)]
+    with pytest.raises(Refused, match=r"stages: more than 100,000 values .* in all stages are too many; split the job"):
+        parse_job({"stages": stages})

@@ -16,11 +16,14 @@ from fairlead.core.resources import parse_count, shown
 
 MAX_TASKS = 10_000_000
 MAX_PARAMETERS = 20
+MAX_ITEMS = 100_000
+"""Maximum number of values of parameters and separate spans of indices in all stages of a job."""
 MAX_SPANS = 10_000
 """Maximum number of spans of indices in an array that leaves indices out."""
 
 PART = re.compile(r"([0-9]{1,8})(?:-([0-9]{1,8})(?::([0-9]{1,8}))?)?")
 DIGITS = re.compile(r"[0-9]{1,8}")
+REMEDY = "are allowed; let each task read its line of a file, by $FAIRLEAD_INDEX"
 FORM = "write a number of tasks such as 100, or indices such as 0-15:2,20 with an optional %4 for 4 at a time"
 
 
@@ -105,6 +108,8 @@ def parse_parameters(read: Reader) -> Parameters:
         name = check_variable(key, field)
         if not isinstance(values, list | tuple) or not values:
             raise Refused(f"{field}.{name}", f"{shown(values)} is not a list of values; write [one, two]")
+        if len(values) > MAX_ITEMS:
+            raise Refused(f"{field}.{name}", f"{len(values):,} values are too many; at most {MAX_ITEMS:,} {REMEDY}")
         parameters.append((name, tuple(_value(value, f"{field}.{name}[{at}]") for at, value in enumerate(values))))
     tasks = prod(len(values) for _, values in parameters)
     if tasks > MAX_TASKS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import cast
 
-from fairlead.core.arrays import MAX_TASKS, Array, parse_array, parse_parameters
+from fairlead.core.arrays import MAX_ITEMS, MAX_TASKS, Array, parse_array, parse_parameters
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.expressions import parse_preferences, parse_where
@@ -44,7 +44,14 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         raise Refused(read.at("stages"), "a job needs at least one stage; write a list of stages")
     if len(stages) > MAX_STAGES:
         raise Refused(read.at("stages"), f"{len(stages)} stages are too many; at most {MAX_STAGES} are allowed")
-    specs = tuple(parse_stage(stage, read.at(f"stages[{at}]"), resources) for at, stage in enumerate(stages))
+    specs: list[StageSpec] = []
+    items = 0
+    for at, stage in enumerate(stages):
+        specs.append(parse_stage(stage, read.at(f"stages[{at}]"), resources))
+        items += sum(len(values) for _, values in specs[-1].parameters) + len(specs[-1].indices) // 2
+        if items > MAX_ITEMS:
+            problem = f"more than {MAX_ITEMS:,} values of parameters and separate indices in all stages are too"
+            raise Refused(read.at("stages"), f"{problem} many; split the job")
     named: dict[str, int] = {}
     for at, spec in enumerate(specs):
         if spec.name in named:
@@ -61,7 +68,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         name=read.name("name", "job"),
         user=read.name("user", "anonymous"),
         queue=read.text("queue", "", most=1_000),
-        stages=specs,
+        stages=tuple(specs),
         groups=read.names("groups", most=1_000),
         priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),

@@ -13,7 +13,7 @@ from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.earmarks import ends_at
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Ask, Earmark, Job, Micros, Place, Queue, Stage
-from fairlead.core.ranges import count, indices
+from fairlead.core.ranges import count, indices, split
 from fairlead.core.resources import MEMORY, MILLI, SECOND, Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
@@ -99,14 +99,21 @@ def _stage_answer(stage: Stage) -> wire.Stage:
     )
 
 
-def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
-    """Return a page of tasks by stage and index. `after` is the number of tasks on earlier pages."""
+def task_answers(partition: Partition, stages: Iterable[Stage], after: int, limit: int, most: int) -> wire.TaskPage:
+    """Return a page of tasks by stage and index. `after` is the number of tasks on earlier pages.
+
+    The page ends early if the parameters of its tasks have more than `most` characters.
+    """
     tasks: list[wire.Task] = []
-    at = 0
+    at = size = 0
     for stage in stages:
         first = min(max(0, after - at), stage.size)
-        for index in islice(indices(stage.tasks), first, max(first, first + limit - len(tasks))):
+        left = limit - len(tasks) if size <= most else 0
+        for index in islice(indices(split(stage.tasks, first)[1]), left):
             tasks.append(_task_answer(partition, stage, index))
+            size += sum(map(len, tasks[-1].parameters.values()))
+            if size > most:
+                break
         at += stage.size
     reached = after + len(tasks)
     return wire.TaskPage(tasks=tasks, next=str(reached) if tasks and reached < at else "")

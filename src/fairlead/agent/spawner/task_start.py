@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
+MAX_WORD = 131_072
+"""Characters of a word of a command. The kernel accepts no longer ones."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 """Flags to open a log. It is always a new file, so a FIFO or link that another task put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -206,6 +208,9 @@ def _fill(word: str, values: dict[str, str]) -> str:
     for other in others:
         name, brace, rest = other.partition("}")
         first += values[name] + rest if brace and name in values else "{" + other
+        if len(first) > MAX_WORD:
+            problem = f"a word of its command has more than {MAX_WORD:,} characters with the values of its parameters"
+            raise CannotStart("failed", 126, problem)
     return first
 
 

@@ -57,7 +57,7 @@ AT_ONCE = 500
 READ_AT_ONCE = 50
 """Jobs of a batch that are parsed before other requests get a turn."""
 PAGE_BYTES = 4 * 2**20
-"""Size of a page of jobs, in bytes, at which it ends before its limit."""
+"""Size of a page of jobs or tasks, in bytes, at which it ends before its limit."""
 SCANNED = 10_000
 """Jobs that are filtered by a quick search before other requests get a turn."""
 SEARCHING = 1.0
@@ -434,7 +434,7 @@ async def tasks(request: Request, asked: op.Tasks) -> wire.TaskPage:
         if asked.stage and not stages:
             names = ", ".join(candidate.name for candidate in job.stages[:20])
             raise Refused("stage", f"job {job.id} has no stage {shown(asked.stage)}; it has {names}", "missing")
-        return task_answers(state, job, stages, after, asked.limit)
+        return task_answers(state, stages, after, asked.limit, PAGE_BYTES)
 
     return await (await request.reader(asked)).read(look)
 
