@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from threading import get_ident
 from time import monotonic
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from fairlead.agent.coordinator import Epoch, Joining
 from fairlead.agent.process import Agent, Settings
 from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import KeyRenewed, Refused, Session
-from fairlead.agent.task_logs import PART, log_path, read_log, read_outputs
+from fairlead.agent.task_logs import PART, SharedOutput, log_path, read_log, read_outputs
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
@@ -365,6 +366,42 @@ def test_a_huge_log_is_copied_up_to_a_limit(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(sizes()) == {0: wire.MAX_OUTPUT, 1: 5}
+
+
+def test_logs_are_read_outside_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user can make a folder slow. While 40 large logs were read, the loop was half a second late."""
+    for index in range(2):
+        path = log_path(str(tmp_path), LogRequest(1, 1, "main", index, 1))
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 3 * PART)
+    (path.parent / "000.shared").write_bytes(b"1.main.2.1 3 0\nabc")
+    used: set[int] = set()
+    for name in ("open", "pread", "fstat"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, real=real, **more: used.add(get_ident()) or real(*given, **more))
+
+    async def read() -> list[int]:
+        asked = wire.OutputRequest(1, Tasks("job", 1, "main", 1, (0, 3)), "ann")
+        found = [0, 0, 0]
+        async for part in read_outputs(str(tmp_path), asked):
+            for output in part.outputs:
+                found[output.index] += len(output.data)
+        return found
+
+    assert asyncio.run(read()) == [3 * PART, 3 * PART, 3]
+    assert used and get_ident() not in used
+
+
+def test_names_that_a_user_writes_into_shared_files_cost_no_memory(tmp_path: Path) -> None:
+    """An agent took 2 GiB for the names in 200 files."""
+    folder = tmp_path / "0.0"
+    folder.mkdir()
+    (folder / "000.shared").write_bytes(b"".join(b"1.main.%d.2 0 0\n" % index for index in range(20_000)))
+    (folder / "001.shared").write_bytes(b"1.main.7.1 3 0\nabc" + b"".join(b"2.main.%d.1 0 0\n" % at for at in range(9)))
+    shared = SharedOutput(str(tmp_path))
+    assert asyncio.run(shared.read(LogRequest(1, 1, "main", 7, 1))) == b"abc"
+    assert [len(places) for places in shared._places.values()] == [1]
 
 
 def test_a_log_reader_that_is_replaced_is_informed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Reads the logs of tasks from the files that spawners write, of one task or shared, and removes old logs."""
+"""Reads the logs of tasks from the files that spawners write, of one task or shared, and removes old logs.
+
+A user can make the folder slow, so it is read in a thread, in pieces. Only what many small tasks share is read at once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_files import open_own, read_results
 from fairlead.agent.result_lists import ResultList
 from fairlead.agent.spawner.files import FOLDER
-from fairlead.agent.spawner.records import folder_of
+from fairlead.agent.spawner.records import TASKS_PER_FOLDER, folder_of
 from fairlead.agent.spawner.shared_logs import ENDING, PAIRS, SMALL, records
 from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogPart, LogRequest, Output, OutputPart, OutputRequest
 
@@ -28,6 +31,8 @@ YOUNG = 0.3
 """Seconds to wait for the log of a task that has just started: it has its own file after a tenth of a second."""
 MAX_SHARED = 200
 """Shared files of one folder that are read: one for each spawner."""
+MAX_RECORDS_READ = 1_000_000
+"""Records of the shared files of one folder that are read, a hundred for each of its tasks."""
 MISSING = "nothing is kept of this task here; it has not started, or its log was removed"
 STREAMS: tuple[Literal["out", "err"], ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
@@ -47,7 +52,10 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
 
 
 class SharedOutput:
-    """Reads the output of ended tasks that have no files of their own. Remembers where the output of each task is."""
+    """Reads the output of ended tasks of a stage that have no files of their own. Remembers where each output is.
+
+    A user can write any number of names into shared files, so only those of the wanted stage are remembered.
+    """
 
     def __init__(self, logs: str) -> None:
         self._logs = logs
@@ -58,14 +66,18 @@ class SharedOutput:
         """Return the output or errors of a task; None if they are not in a shared file."""
         folder = folder_of(request.number, request.index)
         if folder not in self._places:
-            self._places[folder] = await asyncio.to_thread(self._find, folder)
+            names = (f"{request.number}.{request.stage}.", f".{request.attempt}")
+            self._places[folder] = await asyncio.to_thread(self._find, folder, *names)
         place = self._places[folder].get(f"{request.number}.{request.stage}.{request.index}.{request.attempt}")
         if place is None:
             return None
         path, at, out, err = place
-        return _read(path, at, out) if request.stream == "out" else _read(path, at + out, err)
+        where = (at, out) if request.stream == "out" else (at + out, err)
+        return await asyncio.to_thread(_read, path, *where)
 
-    def _find(self, folder: str) -> dict[str, tuple[Path, int, int, int]]:
+    def _find(self, folder: str, begin: str, end: str) -> dict[str, tuple[Path, int, int, int]]:
+        """Return the places of the tasks whose names begin and end so."""
+        left = MAX_RECORDS_READ
         places: dict[str, tuple[Path, int, int, int]] = {}
         try:
             with os.scandir(Path(self._logs, folder)) as entries:
@@ -77,8 +89,10 @@ class SharedOutput:
             fd = open_own(path)
             if fd is not None:
                 with suppress(OSError):
-                    for task, at, out, err in records(fd):
-                        places.setdefault(task, (path, at, min(out, SMALL), min(err, SMALL)))
+                    for task, at, out, err in islice(records(fd), left):
+                        left -= 1
+                        if task.startswith(begin) and task.endswith(end) and len(places) < TASKS_PER_FOLDER:
+                            places.setdefault(task, (path, at, min(out, SMALL), min(err, SMALL)))
                 os.close(fd)
         return places
 
@@ -96,28 +110,31 @@ async def read_log(
         return
     since = monotonic()
     over = is_over()
-    while not over and not os.path.lexists(path) and (request.follow or monotonic() < since + YOUNG):
+    older = path.with_name(path.name + ".1")
+    exists, base, size = await asyncio.to_thread(_look, path, older)
+    while not over and not exists and (request.follow or monotonic() < since + YOUNG):
         await asyncio.sleep(POLL / 4)
         over = is_over()
-    if over and not os.path.lexists(path):
+        exists, base, size = await asyncio.to_thread(_look, path, older)
+    if over and not exists:
         yield await _read_shared(shared or SharedOutput(logs), request)
         return
-    older = path.with_name(path.name + ".1")
-    base = _size(older)
-    size = base + _size(path)
-    offset = max(0, size + request.offset) if request.offset < 0 else request.offset
-    exists = os.path.lexists(path)
-    while offset < base and (data := _read(older, offset, min(PART, base - offset))):
+    offset = max(0, base + size + request.offset) if request.offset < 0 else request.offset
+    while offset < base and (data := await asyncio.to_thread(_read, older, offset, min(PART, base - offset))):
         yield LogPart(request.request, offset, data)
         offset += len(data)
     current = max(0, offset - base)
-    while exists:
+    while exists and (size > current or not over):
         over = is_over()  # checked before the last read, so that nothing written before the end is missed
-        if _size(path) < current:
-            base, current = base + current, 0  # it was rotated
-        while data := _read(path, current, PART):
-            yield LogPart(request.request, base + current, data)
-            current += len(data)
+        more = await asyncio.to_thread(_read_on, path, current)
+        if more is None:
+            base, current = base + current, 0
+            continue
+        if more:
+            yield LogPart(request.request, base + current, more)
+            current += len(more)
+        if len(more) == PART:
+            continue
         if over or not request.follow:
             break
         await asyncio.sleep(POLL)
@@ -200,6 +217,18 @@ def _remove_old_files(folder: int, limit: float) -> list[str]:
                 elif entry.stat(follow_symlinks=False).st_mtime < limit:
                     os.unlink(entry.name, dir_fd=folder)
     return folders
+
+
+def _look(path: Path, older: Path) -> tuple[bool, int, int]:
+    """Return if a log exists, the size of its older part, and its own."""
+    if not os.path.lexists(path):
+        return False, _size(older), 0
+    return True, _size(older), _size(path)
+
+
+def _read_on(path: Path, offset: int) -> bytes | None:
+    """Return the next piece of a log, or None if it was rotated: the log is shorter than what was read."""
+    return None if _size(path) < offset else _read(path, offset, PART)
 
 
 def _size(path: Path) -> int:
