@@ -48,6 +48,8 @@ class Stored(NamedTuple):
     seconds: float
 
 
+ERA = 1_000_000
+"""Numbers that are skipped after data were set back."""
 TOO_LONG = 5.0
 """Seconds by which a counted attempt may exceed what ran: a busy machine starts a program late."""
 
@@ -101,7 +103,8 @@ def _runs(history: History) -> list[str]:
     for task, runs in of_task.items():
         runs.sort(key=lambda run: run.start)
         for first, second in pairwise(runs):
-            if first.end > second.start:
+            # A restore gives attempts of another era, and does not end those that were lost.
+            if first.end > second.start and first.attempt // ERA == second.attempt // ERA:
                 wrong.append(f"task {task} ran twice at a time: {first}, {second}")
             if first.attempt > second.attempt:
                 wrong.append(f"task {task} went back to an earlier attempt: {first}, {second}")

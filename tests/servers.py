@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import fairlead
 from fairlead.agent.spawner_link import end_all
+from tests.people import People
 
 # The clock of a process can be stepped without touching that of the machine: by the seconds in a file.
 STEPPED = """
@@ -121,17 +122,32 @@ class Agent:
     """One `fairlead agent` that knows some servers."""
 
     def __init__(
-        self, folder: Path, name: str, urls: str, token: str, *options: str, doors: str = "", tree: Path | None = None
+        self,
+        folder: Path,
+        name: str,
+        urls: str,
+        token: str,
+        *options: str,
+        doors: str = "",
+        tree: Path | None = None,
+        user: str = "",
+        users: People | None = None,
     ) -> None:
-        """`doors` are the addresses at which the agent reaches the servers, if not `urls`."""
+        """`doors` are the addresses at which the agent reaches the servers, if not `urls`.
+
+        The node takes only the tasks of one user, by default this one, or runs the tasks of `users` as themselves.
+        """
         self.tree = tree
         secret = fairlead_program(urls, token, "token", "create", "--role", "join", "--node", name, "--json")
         (folder / f"{name}.token").write_text(json.loads(secret)["secret"])
         self.folder = folder / f"agent-{name}"
         self._log = folder / f"{name}.log"
         self._command = [*PROGRAM, "agent", "--join", doors or urls, "--name", name, "--directory", str(self.folder)]
-        self._command += ["--token-file", str(folder / f"{name}.token"), "--for", getpass.getuser()]
-        self._command += [*["--user", "root"] * (os.geteuid() == 0), "--resource", "cpu=4", *options]
+        self.own = self.folder / "agent" if users else self.folder
+        """The folder of the agent's own state."""
+        as_root = ["--user", "root"] if os.geteuid() == 0 else []
+        about = users.options if users else ["--for", user or getpass.getuser(), *as_root]
+        self._command += ["--token-file", str(folder / f"{name}.token"), *about, "--resource", "cpu=4", *options]
         self.start()
 
     def start(self) -> None:

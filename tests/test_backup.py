@@ -119,6 +119,26 @@ def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) 
     assert states[0] == states[1]
 
 
+def test_a_backup_that_is_restored_twice_gives_no_number_twice(tmp_path: Path, place: str) -> None:
+    """What ran between the two restores is lost, and its numbers are not given again."""
+    key = ("--secrets-key", tmp_path / "key")
+    server = server_on(tmp_path, place)
+    given: list[str] = []
+    try:
+        until(server.leads)
+        run("backup", place, tmp_path / "first", *key)
+        for _ in range(3):
+            with server.client() as client:
+                given.append(client.submit(["true"]))
+            server.kill(signal.SIGTERM)
+            run("restore", tmp_path / "first", place, "--replace", *key)
+            server = server_on(tmp_path, place)
+            until(server.leads)
+    finally:
+        server.kill()
+    assert given == ["1", "1000001", "2000001"]
+
+
 class Past:
     """The data of a server, with the truth about each revision of partition default."""
 

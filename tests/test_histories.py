@@ -5,8 +5,8 @@ submit single tasks, gangs, tasks that they scale and tasks that they kill; ever
 file, and the tasks of a gang wait for each other. The proxies of agents note which leader each agent follows. Meanwhile
 leaders are killed, paused beyond their lease, cut off from the database or from agents, their clocks are stepped,
 answers to commits are dropped, and PostgreSQL is killed, paused, or replaced by its synchronous standby. A replaced
-primary comes back beside its successor, the clock of the database is set back, and agents change their version.
-`history_checker` judges the record.
+primary comes back beside its successor, the clock of the database is set back, agents change their version, root
+helpers are killed, and all servers are set back to a backup. `history_checker` judges the record.
 """
 
 import getpass
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import psutil
 import psycopg
 import pytest
 
@@ -37,8 +38,9 @@ from fairlead.journal.locate import open_journal
 from fairlead.journal.verify import verify
 from tests.history_checker import Asked, Found, History, Run, Stored, check
 from tests.network import AgentDoor
+from tests.people import People, people
 from tests.postgres import Postgres, PostgresProxy
-from tests.servers import Agent, Server
+from tests.servers import Agent, Server, fairlead_program
 from tests.test_versions import extracted
 from tests.until import until
 
@@ -46,6 +48,9 @@ LEASE = 1.5
 CONFIG = "partitions: {default: {ready_after: 5s}}\n"
 KINDS = ("single", "gang", "scaled", "killed")
 SECONDS = {"single": 0.3, "gang": 0.3, "scaled": 3.0, "killed": 3_600.0}
+SHARED = 2
+"""Nodes on which each task runs as its user, if this test is root."""
+PYTHON = "/usr/bin/python3"
 # Two lines per task: its start and its end. A short line is appended at once.
 SCRIPT = """
 import os, time
@@ -128,12 +133,24 @@ def pair(synchronous: bool) -> Iterator[Pair]:
 class Fleet:
     """Everything that a history needs."""
 
-    def __init__(self, folder: Path, postgres: Pair, seed: int, agents: int, servers: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        postgres: Pair,
+        seed: int,
+        agents: int,
+        servers: int = 3,
+        users: People | None = None,
+    ) -> None:
+        """With `users`, all jobs are Ann's, and the first nodes run them as her system user, through a root helper."""
         self.random = random.Random(seed)
         self.postgres = postgres
         self.database = postgres.primary.create()
+        self.folder = folder
         self.file = folder / "runs"
         self.file.touch()
+        self.file.chmod(0o666)
+        self.user = "ann" if users else getpass.getuser()
         (folder / "config.yaml").write_text(CONFIG)
         self.proxies: list[PostgresProxy] = []
         self.servers: list[Server] = []
@@ -152,15 +169,27 @@ class Fleet:
             AgentDoor(int(server.url.rpartition(":")[2]), connections, self.followed) for server in self.servers
         ]
         doors = ",".join(door.url for door in self.doors)
-        self.agents = [Agent(folder, f"n{at}", self.urls, self.token, doors=doors) for at in range(agents)]
+        shared = min(SHARED, agents // 2) if users else 0
+        self.shared = [Agent(folder, f"s{at}", self.urls, self.token, doors=doors, users=users) for at in range(shared)]
+        self.single = [
+            Agent(folder, f"n{at}", self.urls, self.token, doors=doors, user=self.user) for at in range(agents - shared)
+        ]
+        self.agents = self.shared + self.single
         self.asked: dict[str, Asked] = {}
         self.epochs: dict[str, list[int]] = {agent.folder.name: [] for agent in self.agents}
-        self.done = threading.Event()
+        self.done, self.tended = threading.Event(), threading.Event()
         self.before = extracted(folder / "before")
         self.name = self.database.partition("@/")[2].partition("?")[0]
         self.answered: list[float] = []
         """When submissions were answered."""
+        self.done_at: dict[str, float] = {}
+        """Name of a job → when it was answered that it was scaled or killed."""
+        self.submitted_at: dict[str, float] = {}
+        self.outages: list[tuple[float, float]] = []
+        """Times in which all servers were stopped, and set back to a backup."""
         self.faults: Counter[str] = Counter()
+        self.story: list[tuple[float, float, str]] = []
+        """Begin and end of each fault, and its kind."""
 
     def close(self) -> None:
         self.done.set()
@@ -188,13 +217,15 @@ class Fleet:
         stage: dict[str, object] = {"name": "main", "command": self.command(kind), "resources": {"cpu": "100m"}}
         stage |= {"count": 2, "on_loss": "restart"} if kind == "gang" else {"count": 1, "min": 1}
         try:
-            job = client.submit(document={"name": name, "user": getpass.getuser(), "stages": [stage]})
+            job = client.submit(document={"name": name, "user": self.user, "stages": [stage]})
+            self.submitted_at[name] = time.monotonic()
             self.asked[name] = Asked(kind, job)
-            self.answered.append(time.monotonic())
+            self.answered.append(self.submitted_at[name])
             if kind == "scaled":
                 client.scale(job, 3)
             elif kind == "killed":
                 client.kill(job)
+            self.done_at[name] = time.monotonic()
             self.asked[name] = Asked(kind, job, done=True)
         except fairlead.Problem:
             pass  # not answered: it may have been done or not
@@ -202,14 +233,15 @@ class Fleet:
     def command(self, kind: str, seconds: float | None = None) -> list[str]:
         wanted = SECONDS[kind] if seconds is None else seconds
         members = 2 if kind == "gang" else 1
-        return [sys.executable, "-c", SCRIPT.format(file=str(self.file), seconds=wanted, members=members)]
+        program = PYTHON if self.shared else sys.executable
+        return [program, "-c", SCRIPT.format(file=str(self.file), seconds=wanted, members=members)]
 
     def watch(self) -> None:
         """Record the epochs that agents store."""
         while not self.done.wait(0.1):
             for agent in self.agents:
                 with suppress(OSError, ValueError):
-                    epoch = int((agent.folder / "epoch-default").read_text())
+                    epoch = int((agent.own / "epoch-default").read_text())
                     seen = self.epochs[agent.folder.name]
                     if not seen or seen[-1] != epoch:
                         seen.append(epoch)
@@ -313,11 +345,53 @@ class Fleet:
 
     def change_version(self) -> None:
         """Start an agent again with the version before, or with the present one again."""
-        agent = self.random.choice(self.agents)
+        agent = self.random.choice(self.single)
         agent.process.kill()
         agent.process.wait()
         agent.tree = self.before if agent.tree is None else None
         agent.start()
+
+    def kill_helper(self) -> None:
+        """Kill the root helper of an agent. The agent ends, and is started again as a service manager does it."""
+        agent = self.random.choice(self.shared)
+        (helper,) = psutil.Process(agent.process.pid).children()
+        helper.kill()
+        assert agent.process.wait(60) == 1
+        agent.start()
+
+    def restore(self) -> None:
+        """Set the data back to a backup, while agents run tasks that are lost by that."""
+        backup = self.folder / f"backup{len(self.outages)}"
+        url, key = self.postgres.primary.url(self.name), self.folder / "key"
+        began = time.monotonic()
+        fairlead_program("", "", "backup", url, str(backup), "--secrets-key", str(key))
+        time.sleep(self.random.uniform(0, 3))
+        stopped = time.monotonic()
+        for server in self.servers:
+            server.kill(signal.SIGTERM)
+        fairlead_program("", "", "restore", str(backup), url, "--replace", "--secrets-key", str(key))
+        self.forgive(began, time.monotonic())
+        for server in self.servers:
+            server.start()
+        self.leader()
+        self.outages.append((stopped, time.monotonic()))
+
+    def forgive(self, began: float, ended: float) -> None:
+        """Expect nothing of answers that were given between a backup and the restore of it."""
+        time.sleep(0.5)  # the last answers are noted
+        for name, asked in list(self.asked.items()):
+            if began <= self.submitted_at.get(name, 0) <= ended:
+                self.asked[name] = Asked(asked.kind)
+            elif began <= self.done_at.get(name, 0) <= ended:
+                self.asked[name] = asked._replace(done=False)
+
+    def tend(self) -> None:
+        """Do what operators do after a restore: let nodes take work again that ran lost tasks."""
+        with fairlead.Client(self.urls, self.token) as client:
+            while not self.tended.wait(1.0):
+                with suppress(fairlead.Problem):
+                    for node in client.nodes(state="draining"):
+                        client.move_node(node.name, "enable")
 
     def step_clock(self) -> None:
         """Step the clock of the leader, and let another server lead, with another clock."""
@@ -334,6 +408,8 @@ class Fleet:
             *(self.drop_answer, self.kill_database, self.pause_database, self.promote, self.step_clock),
             *(self.return_primary, self.set_back_clock),
             *[self.change_version] * (self.before is not None),
+            *[self.kill_helper] * bool(self.shared),
+            self.restore,
         ]
         order = [kinds[at % len(kinds)] for at in range(faults)]
         self.random.shuffle(order)
@@ -341,7 +417,9 @@ class Fleet:
         for fault in order:
             if time.monotonic() > deadline:
                 return
+            began = time.monotonic()
             fault()
+            self.story.append((began, time.monotonic(), fault.__name__))
             self.faults[fault.__name__] += 1
             time.sleep(self.random.uniform(0, 1.0))
 
@@ -383,9 +461,17 @@ class Fleet:
             found += [Stored(job, index, attempt, seconds) for index in Ranges(json.loads(indices))]
         return found
 
-    def longest_silence(self) -> float:
-        """Return the longest time between two answered submissions, which is at least that without a leader."""
-        return max(second - first for first, second in pairwise(sorted(self.answered)))
+    def silences(self) -> list[tuple[float, list[str]]]:
+        """Return the times between two answered submissions, the longest first, with the faults meanwhile.
+
+        A time without a leader is part of one of them. Those in which all servers were stopped are left out.
+        """
+        found = [
+            (second - first, [name for began, ended, name in self.story if began < second and ended > first])
+            for first, second in pairwise(sorted(self.answered))
+            if not any(began < second and ended > first for began, ended in self.outages)
+        ]
+        return sorted(found, reverse=True)
 
     def runs(self) -> list[Run]:
         """Return the runs of tasks. An attempt without an end was stopped."""
@@ -414,11 +500,13 @@ class Fleet:
 
 def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 3_600) -> Fleet:
     """Make a history with a synchronous standby, and judge it."""
-    with pair(synchronous=True) as postgres:
-        fleet = Fleet(folder, postgres, seed, agents)
+    with pair(synchronous=True) as postgres, users_of(folder) as (place, users):
+        fleet = Fleet(place, postgres, seed, agents, users=users)
+        tending = threading.Thread(target=fleet.tend)
         try:
             threads = [threading.Thread(target=fleet.submit_on, args=(number,)) for number in range(3)]
             threads.append(threading.Thread(target=fleet.watch))
+            tending.start()
             for thread in threads:
                 thread.start()
             try:
@@ -432,15 +520,28 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
             wrong = check(fleet.recorded())
             assert not wrong, wrong
             fleet.check_journal()
-            for server in fleet.servers:  # nothing was lost, so no node knows more than the database
-                assert "unknown attempt" not in server.log() and "epoch not known" not in server.log()
+            # A node knows more than the database only after a restore.
+            lost = [server for server in fleet.servers if "unknown attempt" in server.log()]
+            assert not lost or fleet.outages
         finally:
+            fleet.tended.set()
             fleet.close()
+            tending.join()
     return fleet
 
 
+@contextmanager
+def users_of(folder: Path) -> Iterator[tuple[Path, People | None]]:
+    """Make a system user for Ann if this test is root. Return a folder that she can pass through."""
+    if os.geteuid() or not Path(PYTHON).exists():
+        yield folder, None
+        return
+    with people("ann") as found:
+        yield found.folder, found
+
+
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
-    kinds = 11 + (extracted(tmp_path / "before") is not None)
+    kinds = 12 + (extracted(tmp_path / "before") is not None) + (os.geteuid() == 0)
     fleet = history(tmp_path, seed=2, faults=kinds, agents=2)
     assert len(fleet.faults) == kinds and len(fleet.asked) > 10
     assert len(fleet.followed) == 2 and all(len(set(epochs.values())) > 1 for epochs in fleet.followed.values())
@@ -457,7 +558,8 @@ def test_a_long_history(tmp_path: Path, postgres: Postgres) -> None:
     took = time.monotonic() - began
     answered = sum(1 for asked in fleet.asked.values() if asked.job)
     print(f"{fleet.faults.total()} faults {dict(fleet.faults)} in {took:.0f} s, {answered} jobs answered")
-    print(f"at most {fleet.longest_silence():.1f} s between two answered submissions")
+    for silence, faults in fleet.silences()[:5]:
+        print(f"{silence:.1f} s between two answered submissions: {' '.join(faults)}")
     assert fleet.faults.total() >= 200 * seconds / 1_800
 
 
@@ -485,6 +587,6 @@ def test_an_asynchronous_promotion_is_noticed_and_stops_nothing(tmp_path: Path, 
                 assert client.submit(["true"], name="new") not in lost  # their numbers are not given again
             # Each of them ends by itself.
             until(lambda: sum(run.end > run.start for run in fleet.runs()) == 5)
-            assert all(int((agent.folder / "epoch-default").read_text()) >= LINE for agent in fleet.agents)
+            assert all(int((agent.own / "epoch-default").read_text()) >= LINE for agent in fleet.agents)
         finally:
             fleet.close()

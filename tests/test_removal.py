@@ -182,7 +182,7 @@ def test_a_copy_of_the_journal_knows_the_numbers_of_removed_partitions(tmp_path:
         w.submit(name="job", partition="day", stages=ONE)
         w.advance(1)
         limit = Point(partition="day", revision=old.last("partition/day") - 1) if point else None
-        copy_journal(old, new, lambda *_: None, point=limit, lead=point)
+        copy_journal(old, new, lambda *_: None, point=limit, above=0 if point else None)
         reports = {report.stream: report.problem for report in verify(new, lambda *_: None)}
         assert reports == {"cluster": "", "partition/day": "", "removed/night": ""}
         cluster = Cluster(new)

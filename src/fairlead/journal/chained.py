@@ -265,6 +265,15 @@ class ChainedJournal(Journal):
     def skipped(self, stream: str) -> range:
         return self._skipped.get(stream, range(0))
 
+    def highest_epoch(self) -> int:
+        """Return the highest epoch of all streams."""
+        with self._records.reading("reading all reigns"):
+            return self._highest_epoch()
+
+    def _highest_epoch(self) -> int:
+        [(highest,)] = self._records.run("SELECT coalesce(max(epoch), 0) FROM reigns")
+        return int(highest)
+
     def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
         """Return the epoch of a new reign: the next one, or a much higher one if `moved` is set.
 
@@ -272,8 +281,7 @@ class ChainedJournal(Journal):
         now, or were skipped by a restore, are noted for `skipped`.
         """
         if not row.epoch:  # a stream of this name may have been lost with its epochs
-            [(highest,)] = self._records.run("SELECT coalesce(max(epoch), 0) FROM reigns")
-            return era_of(highest) * LINE + 1
+            return era_of(self._highest_epoch()) * LINE + 1
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)

@@ -59,12 +59,13 @@ def copy_journal(
     part_done: PartDone,
     progress: Progress = lambda stream, done, total: None,
     point: Point | None = None,
-    lead: bool = False,
+    above: int | None = None,
 ) -> dict[str, Span]:
     """Copy all streams with their snapshots into an empty journal, up to `point`. Returns the span of each partition.
 
-    With `lead`, the epochs of the copy are higher than all future epochs of the original, so that agents obey the
-    servers of the copy even if servers of the original still run.
+    If `above` is given, the epochs of the copy are higher than all future epochs of the original, so that agents obey
+    the servers of the copy even if servers of the original still run. They are also higher than those of any journal
+    that is at `above` now.
     """
     if target.reigned():
         raise JournalError(f"{target.path}: there is a journal already; name an empty place")
@@ -75,7 +76,7 @@ def copy_journal(
         spans = {stream.removeprefix(PREFIX): _span(source, stream, end) for stream, end in _partitions(ends).items()}
         with target.adopting():
             for stream, end in ends.items():
-                row = end.row._replace(epoch=raised(end.row.epoch)) if lead else end.row
+                row = end.row if above is None else end.row._replace(epoch=raised(max(end.row.epoch, above)))
                 target.adopt(stream, row, end.tail, _batches(source, stream, end, progress))
     for stream, end in ends.items():
         for snapshot in end.snapshots:

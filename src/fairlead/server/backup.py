@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 import msgspec
 
@@ -128,8 +130,9 @@ def restore_backup(
 ) -> tuple[dict[str, Span], str]:
     """Copy a backup, as of a point in time, to a target. With `replace`, move existing data aside first.
 
-    Return the restored partitions, and where the replaced data are. Epochs continue above all earlier ones, so that
-    agents accept the restored servers. The backup is checked first; if the restore fails, the target is as before.
+    Return the restored partitions, and where the replaced data are. Epochs continue above those of the backup and of
+    the replaced data, so that agents accept the restored servers, and no number is given again. The backup is checked
+    first; if the restore fails, the target is as before.
     """
     backup = backup.absolute()
     manifest = _manifest(backup)
@@ -148,13 +151,14 @@ def restore_backup(
         documents(SERVER_KEY).read()  # fail on a wrong key file before the long check
         _check_backup(backup, key, point, progress)
         if is_url(target):
-            replaced = _make_empty_database(target, replace)
+            replaced, above = _make_empty_database(target, replace)
             stack.enter_context(_renamed_back_on_failure(target, replaced.removeprefix("schema ")))
         else:
+            above = _highest_epoch(folders[0] / "journal")
             replaced = _make_empty_folder(folders[0], replace)
         _copy_documents(documents, _documents(target, key), part_done)
         with open_journal(backup / "journal", read_only=True) as old, open_journal(_place_of("journal", target)) as new:
-            spans = copy_journal(old, new, part_done, progress, point, lead=True)
+            spans = copy_journal(old, new, part_done, progress, point, above)
         others = ALWAYS if point is None else point.time or spans[point.partition].last_time
         _copy_history(str(backup), target, part_done, spans, others)
     return spans, replaced
@@ -278,8 +282,22 @@ def _undone_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _make_empty_database(url: str, replace: bool) -> str:
-    """Rename the schema with the data of a database, and return its new name; empty if there are no data."""
+def _highest_epoch(journal: Path) -> int:
+    """Return the highest epoch of a journal that will be replaced; 0 if there is none. It may be damaged otherwise."""
+    if not journal.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(journal))}?mode=ro", uri=True)) as database:
+            return int(database.execute("SELECT coalesce(max(epoch), 0) FROM reigns").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def _make_empty_database(url: str, replace: bool) -> tuple[str, int]:
+    """Rename the schema with the data of a database. Return its new name and its highest epoch.
+
+    The name is empty if there are no data.
+    """
     need_driver()
     from fairlead.journal.postgresql import PostgresJournal
 
@@ -289,12 +307,12 @@ def _make_empty_database(url: str, replace: bool) -> str:
         if journal.users():
             raise Failed(f"{journal.path}: servers that stand by are connected to it; stop all its servers first")
         if journal.is_empty():
-            return ""
+            return "", 0
         if not replace:
             raise Failed(f"{journal.path}: there are data already; name an empty database, or add --replace")
-        name = _replaced()
+        name, above = _replaced(), journal.highest_epoch()
         journal.rename_schema(name)
-    return f"schema {name}"
+    return f"schema {name}", above
 
 
 @contextmanager
