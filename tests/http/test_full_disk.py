@@ -18,11 +18,12 @@ from tests.until import until
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A small disk of its own, of 64 MiB or as many as the test asks for."""
     found = tmp_path / "disk"
     found.mkdir(mode=0o700)
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(found)]
+    size = getattr(request, "param", 64)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=700", "tmpfs", str(found)]
     if os.getuid() or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("a small disk can be mounted by root only")
     try:
@@ -69,16 +70,20 @@ HUGE = {"stages": [{"command": ["true", *["x" * 100_000] * 19], "resources": {"c
 """A job of 1.9 MB."""
 
 
+def clients_of(server: Server, *users: str) -> list[httpx.Client]:
+    clients = []
+    for user in users:
+        created = server.client.post("/api/v1/tokens", json={"role": "user", "user": user}).json()
+        headers = {"Authorization": f"Bearer {created['secret']}"}
+        clients.append(httpx.Client(base_url=server.url, headers=headers, timeout=SECONDS))
+    return clients
+
+
 def test_one_user_does_not_fill_the_disk(disk: Path) -> None:
     """Killing jobs makes no room for more of them, and other users go on."""
     server = Server(disk / "data")
     try:
-        clients = []
-        for user in ("ann", "bob"):
-            created = server.client.post("/api/v1/tokens", json={"role": "user", "user": user}).json()
-            headers = {"Authorization": f"Bearer {created['secret']}"}
-            clients.append(httpx.Client(base_url=server.url, headers=headers, timeout=SECONDS))
-        ann, bob = clients
+        clients = ann, bob = clients_of(server, "ann", "bob")
         until(lambda: server.client.get("/readyz").status_code == 200)
         taken = 0
         while (answer := ann.post("/api/v1/jobs", json=HUGE)).status_code == 201:
@@ -101,12 +106,44 @@ def test_a_disk_that_is_nearly_full_gets_room_again(disk: Path) -> None:
     server = Server(disk / "data", "--config", str(config), "--history-size", "4Mi")
     try:
         until(lambda: server.client.get("/readyz").status_code == 200)
-        for _ in range(60):
-            answer = server.client.post("/api/v1/jobs", json=HUGE)
+        clients = clients_of(server, *"abcdefghij")
+        for at in range(60):  # one user alone may not write as much in this time
+            client = clients[at % len(clients)]
+            answer = client.post("/api/v1/jobs", json=HUGE)
             assert answer.status_code == 201, answer.text
-            assert server.client.post(f"/api/v1/jobs/{answer.json()['job']}/kill").status_code == 200
+            assert client.post(f"/api/v1/jobs/{answer.json()['job']}/kill").status_code == 200
             time.sleep(0.2)
+        for client in clients:
+            client.close()
         assert server.client.get("/readyz").status_code == 200
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("disk", [192], indirect=True)
+def test_a_server_on_a_full_disk_makes_room_and_goes_on(disk: Path) -> None:
+    """The disk stays full of other files. Space that was set aside lets the server drop its old records."""
+    config = disk / "config.json"
+    config.write_text(json.dumps({"partitions": {"default": {"keep_ended": "100ms", "keep_keys": "100ms"}}}))
+    server = Server(disk / "data", "--config", str(config))
+    try:
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        kept = server.client.post("/api/v1/jobs", json=JOB).json()["job"]
+        for _ in range(2):
+            job = server.client.post("/api/v1/jobs", json=HUGE).json()["job"]
+            assert server.client.post(f"/api/v1/jobs/{job}/kill").status_code == 200
+        fill(disk / "filler")
+        until(lambda: server.client.post("/api/v1/jobs", json=HUGE).status_code == 503)
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        for _ in range(5):
+            assert server.client.post("/api/v1/jobs", json=JOB).status_code == 201
+        assert server.client.get(f"/api/v1/jobs/{kept}").json()["state"] == "pending"
+        assert "disk full" in (disk / "data" / "server.log").read_text()
+        assert server.close() == 0
+        (disk / "filler").unlink()
+        server = Server(disk / "data")
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        assert (disk / "data" / ".reserve").exists()  # for the next time
     finally:
         server.close()
 

@@ -15,6 +15,7 @@ from fairlead.http.context import Request
 from fairlead.http.middleware import Bounds
 from fairlead.http.routes.jobs import submission
 from tests.http.serving import JOB, SECONDS, Serving, serving, submit
+from tests.until import until
 
 
 def limited(**settings: Any) -> dict[str, Any]:
@@ -109,6 +110,21 @@ def test_a_page_of_large_jobs_has_a_bounded_size(site: Serving) -> None:
     assert found == sent[::-1] and pages > 1
 
 
+def test_a_page_of_tasks_with_large_parameters_has_a_bounded_size(site: Serving) -> None:
+    """One page had 95 MB, and could have had 2 GB."""
+    ann = site.as_user("ann")
+    sweep = {**{f"p{at}": ["x" * 50_000] for at in range(19)}, "n": [*range(1_000)]}
+    job = submit(ann, {"stages": [{"command": ["true"], "parameters": sweep}]})
+    found, cursor, pages = [], "", 0
+    while len(found) < 20:
+        answer = ann.get(f"/api/v1/jobs/{job}/tasks", params={"cursor": cursor, "limit": 1_000})
+        assert len(answer.content) < 8 * 2**20
+        page = answer.json()
+        found += [task["parameters"]["n"] for task in page["tasks"]]
+        cursor, pages = page["next"], pages + 1
+    assert found == [str(at) for at in range(len(found))] and pages > 1
+
+
 def test_bodies_under_way_are_bounded_by_user(tmp_path: Path) -> None:
     with serving(tmp_path, bounds=Bounds(body=2_000, bodies=5_000)) as site:
 
@@ -139,6 +155,25 @@ def test_bodies_under_way_are_bounded_by_user(tmp_path: Path) -> None:
         with site.client(ann) as client:
             while status(client)[0] != 201:
                 assert time.monotonic() < deadline
+
+
+def test_the_bytes_that_a_user_sends_in_a_time_are_bounded(tmp_path: Path) -> None:
+    """Also if what was written before is forgotten again."""
+    with serving(tmp_path, bounds=Bounds(written=1_000, written_burst=5_000)) as site:
+        ann, bob = site.as_user("ann"), site.as_user("bob")
+        large = {**JOB, "labels": {f"l{at}": "x" * 60 for at in range(20)}}
+        taken = 0
+        while (answer := ann.post("/api/v1/jobs", json=large)).status_code == 201:
+            taken += 1
+            assert ann.post(f"/api/v1/jobs/{answer.json()['job']}/kill").status_code == 200
+            assert taken < 10
+        assert taken >= 2
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+        detail = answer.json()["detail"]
+        assert detail.startswith("body: ann has sent 5,000 bytes") and "array" in detail
+        assert bob.post("/api/v1/jobs", json=large).status_code == 201
+        assert ann.get("/api/v1/jobs").status_code == 200
+        until(lambda: ann.post("/api/v1/jobs", json=large).status_code == 201)
 
 
 def test_a_flood_of_one_user_does_not_hold_up_another(site: Serving) -> None:

@@ -22,6 +22,8 @@ from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.writer.inbox import Slot
 
+UNBOUNDED = 2**62
+"""More bytes than any disk has."""
 REMEMBERED = 4
 """The jobs of a user that are remembered may have this many times `max_queued_bytes`."""
 
@@ -36,7 +38,7 @@ class Queued(msgspec.Struct):
 class Quotas:
     """Counts unfinished jobs by user. The threads of writers update it, the thread of the API reads it."""
 
-    def __init__(self, room: int = 2**62) -> None:
+    def __init__(self, room: int = UNBOUNDED) -> None:
         """`room` is the most bytes of one user's jobs that the disk has space for."""
         self._room = room
         self._lock = Lock()

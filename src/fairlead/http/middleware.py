@@ -35,6 +35,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one request."""
     bodies: int = 4 * 8 * 2**20
     """Bytes of all requests in progress of one user."""
+    written: float = 4 * 2**20
+    """Bytes per second of all requests of one user, in the long run: most of them are written to the disk."""
+    written_burst: float = 512 * 2**20
+    """Bytes that a user may send faster than that. With a data directory, at most a quarter of its disk."""
     body_seconds: float = 30.0
     """Seconds in which a whole request has to arrive."""
     requests: float = 5_000.0
@@ -73,6 +77,7 @@ class Gate:
         self.strangers = Strangers()
         self._arrived: Counter[str] = Counter()
         """User → bytes of the user's requests in progress."""
+        self._written = Buckets(bounds.written, bounds.written_burst)
         self._requests = Buckets(bounds.requests, bounds.burst)
         self._failures = Buckets(bounds.failures, bounds.failures_burst)
 
@@ -88,7 +93,7 @@ class Gate:
             REQUEST_USER.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
                 raise Unserved("method", "OPTIONS is not served: pages of other sites may not use this API")
-            body = Body(scope, receive, self._bounds, self._arrived)
+            body = Body(scope, receive, self._bounds, self._arrived, self._written)
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)
         revision = Revision()
@@ -147,10 +152,11 @@ class Gate:
 class Body:
     """The body of a request. `receive` raises if it is too large or slow, or if its user sends too much at once."""
 
-    def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str], written: Buckets) -> None:
         self._receive = receive
         self._bounds = bounds
         self._arrived = arrived
+        self._written = written
         self._user: str = scope["caller"].user if scope["caller"] is not None else ""
         self._seen = 0
         self._whole = False
@@ -173,6 +179,14 @@ class Body:
         self._whole = not message.get("more_body", False)
         if self._seen > self._bounds.body:
             raise self._too_large()
+        if more and not self._written.take(self._user, more):
+            raise Unserved(
+                "too many",
+                f"body: {self._user} has sent {self._bounds.written_burst:,.0f} bytes, and may go on with "
+                f"{self._bounds.written:,.0f} bytes a second; send the request again later, or send fewer bytes: an "
+                "array instead of many equal jobs, and large data in files",
+                max(1, round(more / self._bounds.written)),
+            )
         if self._arrived[self._user] > self._bounds.bodies:
             most = self._bounds.bodies
             raise Unserved(

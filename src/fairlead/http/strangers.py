@@ -25,16 +25,16 @@ class Buckets:
         self._rate, self._burst, self._names = rate, burst, names
         self._levels: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str) -> bool:
-        """Take one from a bucket. Return False if the bucket is empty."""
+    def take(self, name: str, amount: float = 1.0) -> bool:
+        """Take an amount from a bucket. Return False if the bucket has less."""
         now = monotonic()
         level, since = self._levels.get(name, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
-        allowed = level >= 1.0
+        allowed = level >= amount
         if allowed:
             if len(self._levels) >= self._names and name not in self._levels:
                 self._levels.clear()  # allows too much for a moment, but limits the size of the table
-            self._levels[name] = (level - 1.0, now)
+            self._levels[name] = (level - amount, now)
         return allowed
 
 

@@ -53,12 +53,14 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
     A snapshot stays where the remaining records begin, so that a backup can be restored to any of these records.
     """
     stream = stream_of(partition)
+    tight = not is_url(path) and is_tight(Path(path).parent)
     with open_journal(path, read_only=True) as journal:
         before = journal.snapshot(stream)
-        if before is not None and before.seq == journal.last(stream):
-            return before.seq
-    seq = make_snapshot(path, partition)
-    if not is_url(path) and is_tight(Path(path).parent):
+        is_new = before is not None and before.seq == journal.last(stream)
+    if before is not None and is_new and not tight:
+        return before.seq
+    seq = before.seq if before is not None and is_new else make_snapshot(path, partition)
+    if tight:
         with open_journal(path) as journal:
             journal.prune(stream, seq)
     elif before is not None:
@@ -67,6 +69,15 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
             upto = _keep_age(journal, partition, before.seq, age * SECOND) if age else before.seq
             journal.prune(stream, upto)
     return seq
+
+
+def renew_all(path: str | os.PathLike[str]) -> None:
+    """Renew the snapshots of all partitions."""
+    prefix = stream_of("")
+    with open_journal(path, read_only=True) as journal:
+        partitions = [stream.removeprefix(prefix) for stream in journal.streams() if stream.startswith(prefix)]
+    for partition in partitions:
+        renew(path, partition)
 
 
 def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros) -> int:

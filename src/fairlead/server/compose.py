@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from fairlead.control.control import Control
 from fairlead.control.dependencies import Dependencies
-from fairlead.control.quotas import Quotas
+from fairlead.control.quotas import UNBOUNDED, Quotas
 from fairlead.control.walltime import Nanoseconds, in_seconds, kept_wall
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.engines.agents import Agents
@@ -126,7 +126,8 @@ async def compose(
     options: ServerOptions, limits: Limits, first: dict[str, PartitionConfig], joined: Callable[[], None]
 ) -> Parts:
     """Make the parts of a server and connect them, without starting them."""
-    telemetry, quotas = Telemetry(options, limits), Quotas() if options.database else Quotas(room_on(options.directory))
+    room = UNBOUNDED if options.database else room_on(options.directory)
+    telemetry, quotas = Telemetry(options, limits), Quotas(room)
     log = telemetry.log
     storage = Storage(options, limits, log)
     with storage_problems_as_failed():
@@ -192,7 +193,7 @@ async def compose(
         identity.nodes,
         identity.secrets,
         telemetry.metrics,
-        Bounds(),
+        Bounds(written_burst=min(Bounds().written_burst, 2 * room)),
         quotas,
         options.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),

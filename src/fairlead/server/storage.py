@@ -14,12 +14,12 @@ from fairlead.history.stores import FolderStore, Store
 from fairlead.identity.node_keys import Documents
 from fairlead.identity.sealed import SealedFile, key_path
 from fairlead.identity.smallfile import Document, SmallFile, StoredDocument
-from fairlead.journal.disk_space import need_disk_space
+from fairlead.journal.disk_space import DiskFull, need_disk_space, release, reserve
 from fairlead.journal.journal import Journal, JournalError
 from fairlead.journal.leases import Sightings
 from fairlead.journal.locate import need_driver
 from fairlead.journal.roster import Roster
-from fairlead.journal.snapshot import Snapshots
+from fairlead.journal.snapshot import Snapshots, renew_all
 from fairlead.journal.sql import SqliteJournal
 from fairlead.server.failure import Failed, storage_problems_as_failed
 from fairlead.server.start_options import Limits, ServerOptions
@@ -42,6 +42,8 @@ class Storage:
         self._sightings = Sightings()
         self._turn = threading.Lock()
         """Held by the journal object that writes, because an SQLite file has one writer at a time."""
+        self._making_room = threading.Lock()
+        self._log = log
         self._snapshots: dict[str, Snapshots] = {}
 
     def open_journal(self) -> Journal:
@@ -56,7 +58,17 @@ class Storage:
                 self._limits.lease,
                 sightings=self._sightings,
             )
-        need_disk_space(self._options.directory)
+        folder = self._options.directory
+        try:
+            need_disk_space(folder)
+        except DiskFull:
+            with self._making_room:
+                if not release(folder):
+                    raise
+                renew_all(self.journal_place)
+                self._log.warning("disk full", done="old records were dropped to make room")
+            need_disk_space(folder)
+        reserve(folder)
         return SqliteJournal(self.journal_place, turn=self._turn)
 
     def roster(self) -> Roster | None:
@@ -66,7 +78,12 @@ class Storage:
         from fairlead.journal.pgroster import PostgresRoster
 
         return PostgresRoster(
-            self._options.database, self._server, self._options.url, self._limits.lease, self._sightings
+            self._options.database,
+            self._server,
+            self._options.url,
+            self._limits.lease,
+            self._sightings,
+            self._options.version,
         )
 
     def snapshot(self, partition: str, seq: int) -> None:
