@@ -233,7 +233,9 @@ def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
         assert "fairlead_nodes{" not in metrics(one) and 'fairlead_ready{partition="a"}' in metrics(two)
         lines = [json.loads(line) for line in one.log().splitlines() if "is given to another server" in line]
         assert lines and {line["level"] for line in lines} == {"info"}
-        assert f"{one.url}  drained" in fairlead_program(urls, one.token, "server", "list")
+        shown = fairlead_program(urls, one.token, "server", "list")
+        assert f"{one.url}  drained" in shown
+        assert shown.count(f"  {fairlead.__version__}\n") == 2  # each server tells the others its version
         for name in FOUR:
             with fairlead.Client(urls, one.token, partition=name) as client:
                 assert client.job(jobs[name]).state in ("running", "pending")

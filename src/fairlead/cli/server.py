@@ -50,6 +50,7 @@ SERVERS: tuple[Column[wire.Server], ...] = (
     Column("server", lambda server: server.url or "this server"),
     Column("state", lambda server: server.state),
     Column("leads", lambda server: ", ".join(server.leads) or "-"),
+    Column("version", lambda server: server.version or "-"),
 )
 ServerName = Annotated[str, typer.Argument(help="URL or id of a server, as `server list` shows it.", metavar="SERVER")]
 

@@ -31,7 +31,13 @@ class PostgresRoster:
     """The roster in a database. `server` is the name under which this server holds leases."""
 
     def __init__(
-        self, url: str, server: str, address: str, lease: float = LEASE, sightings: Sightings | None = None
+        self,
+        url: str,
+        server: str,
+        address: str,
+        lease: float = LEASE,
+        sightings: Sightings | None = None,
+        program: str = "",
     ) -> None:
         self.lasts = lease
         self._sightings = sightings or Sightings()
@@ -40,6 +46,7 @@ class PostgresRoster:
         self._url = url
         self._server = server
         self._address = address
+        self._program = program
         self._db: Connection | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,7 +60,8 @@ class PostgresRoster:
             with limited(db, self.lasts), writing(db, self._where, "looking for other servers"):
                 db.execute(
                     "INSERT INTO servers VALUES (%(id)s, %(address)s, %(version)s, %(takes)s, false, "
-                    "clock_timestamp() + %(lease)s * interval '1 second', %(lease)s) ON CONFLICT (id) DO UPDATE SET "
+                    "clock_timestamp() + %(lease)s * interval '1 second', %(lease)s, %(program)s) "
+                    "ON CONFLICT (id) DO UPDATE SET "
                     "version = EXCLUDED.version, takes = EXCLUDED.takes, expires = EXCLUDED.expires",
                     {
                         "id": self._server,
@@ -61,11 +69,12 @@ class PostgresRoster:
                         "version": version,
                         "takes": takes,
                         "lease": self.lasts,
+                        "program": self._program,
                     },
                 )
             reigns = db.execute(f"SELECT stream, holder, address, seq, {_END} FROM reigns").fetchall()
             servers = db.execute(
-                f"SELECT id, address, version, takes, draining, {_END} FROM servers ORDER BY id"
+                f"SELECT id, address, version, takes, draining, program, {_END} FROM servers ORDER BY id"
             ).fetchall()
         except (psycopg.Error, JournalError) as problem:
             self._forget()
@@ -80,8 +89,8 @@ class PostgresRoster:
             if not held:
                 lapsed.add(holder)
         members = [
-            Member(id, address, version, takes and not draining, draining)
-            for id, address, version, takes, draining, *end in servers
+            Member(id, address, version, takes and not draining, draining, program)
+            for id, address, version, takes, draining, program, *end in servers
             # A server whose lease of a stream has ended is not up, even if its own row has not expired.
             if self._sightings.left(f"server {id}", *end) > 0 and (id == self._server or id not in lapsed)
         ]

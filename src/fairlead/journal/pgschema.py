@@ -102,6 +102,8 @@ _LASTS = """
 ALTER TABLE reigns ADD COLUMN lasts double precision NOT NULL DEFAULT 0;
 ALTER TABLE servers ADD COLUMN lasts double precision NOT NULL DEFAULT 0;
 """
+# The version of the program of a server.
+_PROGRAM = "ALTER TABLE servers ADD COLUMN program text NOT NULL DEFAULT '';"
 MIGRATIONS: tuple[str, ...] = (
     _JOURNAL + _HISTORY + _DOCUMENTS,
     _SPECIFICATIONS,
@@ -109,6 +111,7 @@ MIGRATIONS: tuple[str, ...] = (
     _SERVERS,
     _REACHED,
     _LASTS,
+    _PROGRAM,
 )
 
 

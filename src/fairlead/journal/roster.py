@@ -21,6 +21,8 @@ class Member(msgspec.Struct, frozen=True):
     takes: bool = True
     """False if the server takes no more streams, because it drains or cannot lead."""
     draining: bool = False
+    program: str = ""
+    """The version of the program of this server, if it is known."""
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -1098,6 +1098,8 @@ class Server(Answer, frozen=True, kw_only=True):
     """`up`, `draining`, or `drained`: the server leads nothing and can be stopped."""
     leads: list[str]
     """The partitions that the server leads."""
+    version: str = ""
+    """The version of its program; empty if it is not known."""
 
 
 class Servers(Answer, frozen=True, kw_only=True):

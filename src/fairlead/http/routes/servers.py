@@ -43,4 +43,5 @@ def _answer(request: Request, member: Member) -> wire.Server:
     state = "draining" if member.draining and leads else "drained" if member.draining else "up"
     if not member.address:  # the server shares no database, so it holds no leases
         leads = leads or control.led()
-    return wire.Server(id=member.id, url=member.address, state=state, leads=leads)
+    version = member.program if member.id != control.membership.me else request.services.version
+    return wire.Server(id=member.id, url=member.address, state=state, leads=leads, version=version)
