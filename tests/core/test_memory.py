@@ -40,12 +40,17 @@ def placed(decided: Cycle) -> list[object]:
         for part in change.parts
         for index in indices(part.indices)
     }
-    # Tasks that start together may be grouped in another way. Later allocations then have other numbers.
-    rest = [
-        msgspec.structs.replace(change, into=0) if isinstance(change, Chained) else change
-        for change in decided.changes
-        if not isinstance(change, Placed)
-    ]
+    # Tasks that start together may be grouped in another way. Then the numbers of later allocations in the cycle differ
+    # by as many as there are more groups before.
+    rest: list[object] = []
+    groups = 0
+    for change in decided.changes:
+        if isinstance(change, Placed):
+            groups += len(change.parts)
+        elif isinstance(change, Chained):
+            rest.append(msgspec.structs.replace(change, into=change.into - groups))
+        else:
+            rest.append(change)
     return [sorted(starts.items()), *rest]
 
 
