@@ -274,7 +274,7 @@ def _change_stage(job: dict[str, Any], changes: dict[str, Any]) -> None:
 
 
 def set_values(job: dict[str, Any], settings: list[str] | None) -> None:
-    """Give keys of a job from a file other values. A key of a stage needs no path if the job has one stage."""
+    """Set keys of a job as `--set KEY=VALUE` says. A key of a stage needs no path if the job has one stage."""
     from fairlead.wire.api import JobDocument, StageDocument
 
     for text in settings or ():

@@ -151,7 +151,7 @@ class Tokens:
             if token.node not in ("", node):
                 raise Refused("token", f"the join token is for node {token.node}, not for {node}; {create}")
             if not token.node and not fresh:
-                raise Refused("node", f"node {node} has joined with another key, and the token is for any; {create}")
+                raise Refused("node", f"node {node} has joined with another key, and the token names no node; {create}")
             left = {digest: other for digest, other in self._by_digest.items() if other is not token}
             if token.uses > 1:
                 left[token.digest] = msgspec.structs.replace(token, uses=token.uses - 1)

@@ -160,7 +160,7 @@ class SqliteJournal(ChainedJournal):
         if head.seq > tail.seq:
             raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
         if head.epoch > row.epoch:
-            raise self._cut(stream, f"the reign is at epoch {row.epoch}, but {head.epoch} began")
+            raise self._cut(stream, f"the last server to lead has epoch {row.epoch}, but one with {head.epoch} has led")
         if head.seq >= row.base and self._digest_at(stream, row, head.seq) != head.digest:
             raise self._cut(stream, f"record {head.seq} is not the one that was written")
 

@@ -165,7 +165,7 @@ def restore_backup(
 
 
 def _check_backup(backup: Path, key: Path, point: Point | None, progress: Progress) -> None:
-    """Raise `Failed` if a backup is damaged or lacks the wanted point, before any data make place for it."""
+    """Raise `Failed` if a backup is damaged or lacks the wanted moment, before existing data are moved."""
     for report in verify_backup(backup, key, progress):
         if report.problem:
             raise Failed(f"{backup}: {report.stream}: {report.problem}; name another backup")

@@ -152,7 +152,7 @@ class Keeping:
                 raise OSError("no cgroup can be made")
             return
         if not self._tree:
-            raise OSError("GPUs are not guarded here")
+            raise OSError("this node cannot keep tasks from the GPUs of other tasks")
         allowed = {self._devices[gpu] for gpu in gpu_numbers}
         path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
         os.makedirs(path, 0o755, exist_ok=True)
