@@ -65,6 +65,16 @@ def test_a_wrong_token_names_the_variable(up: Up) -> None:
     assert "set FAIRLEAD_TOKEN" in said and "Bearer" not in said
 
 
+def test_a_server_that_was_killed_is_started_again_by_up(up: Up) -> None:
+    before = dict(up.environment)
+    up.environment["FAIRLEAD_URL"] = "http://127.0.0.1:1"
+    try:
+        done = up.ask("ps")
+    finally:
+        up.environment = before
+    assert done.returncode == 3 and "is the server up? `fairlead up` starts one on this machine" in words(done)
+
+
 def test_priority(up: Up) -> None:
     job = up.run("submit", "--cpu", "0.1", "sleep", "600").strip()
     note = "it does not decide which job of queue root.default starts first, because the order there is fair"

@@ -152,6 +152,8 @@ class JobOptions(Options):
 
     def document(self, client: Client, file: Path | None = None, or_file: str = ", or --file") -> dict[str, Any]:
         """Return the job that the options describe. With a file, they override what it says."""
+        from fairlead.client.endpoint import is_local
+
         if file is None and not self.command:
             raise wrong("COMMAND", f"give a program and its arguments{or_file}")
         job: dict[str, Any] = {} if file is None else _read(file)
@@ -164,7 +166,7 @@ class JobOptions(Options):
             assert self.command
             job.setdefault("name", _name_of(self.command[0]))
             changes.setdefault("resources", {}).setdefault("cpu", "1")
-            if "directory" not in changes and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
+            if "directory" not in changes and is_local(client.url):
                 changes["directory"] = os.getcwd()
             job["stages"] = [changes]
         elif changes:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, find_endpoint
+from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, find_endpoint, is_local
 from fairlead.wire import addresses
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -258,6 +258,8 @@ def unreachable(url: str, problem: Exception) -> Problem:
     remedy = "is the server up?"
     if url.startswith("http://") and re.search("closed (the )?connection", str(problem)):
         remedy = "a server with a certificate needs https:// in its URL"
+    elif is_local(url):
+        remedy = "is the server up? `fairlead up` starts one on this machine"
     return Problem(f"{url} cannot be reached ({problem}); {remedy}")
 
 

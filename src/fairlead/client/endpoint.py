@@ -50,6 +50,11 @@ def running(directory: Path) -> Running | None:
         return None
 
 
+def is_local(url: str) -> bool:
+    """True if a URL names this machine by an address of the loopback interface."""
+    return any(host in url for host in ("//127.", "//localhost", "//[::1]"))
+
+
 def find_endpoint(directory: Path | None = None, url: str = "") -> Endpoint:
     """Return the endpoint of `url` or FAIRLEAD_URL, or of the server that runs on the data directory."""
     directory = directory or data_directory()
