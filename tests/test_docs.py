@@ -232,6 +232,25 @@ def test_the_tour_shows_the_demo() -> None:
     assert shown_there[2] == demo_output(), "run `python tests/test_docs.py` to write the new output"
 
 
+def test_each_attack_names_its_tests() -> None:
+    """Every row of the tables of attacks has its test, which exists."""
+    page = (ROOT / "docs/security.md").read_text()
+    tables = [
+        table
+        for table in page.split("\n\n")
+        if table.startswith("| an attack") and table.split("\n")[0].endswith("test |")
+    ]
+    assert len(tables) == 2
+    rows = [row.split("|")[1:-1] for table in tables for row in table.strip().split("\n")[2:]]
+    without = [row[0].strip() for row in rows if "tests/" not in row[-1] and "`test_" not in row[-1]]
+    assert without == ["fill the disk"]  # not protected
+    for file in re.findall(r"`(tests/[a-z_/]+\.py)`", page):
+        assert (ROOT / file).exists(), file
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_[a-z_]+)`", page):
+        assert f"def {name}" in tests, name
+
+
 def test_what_make_does_is_a_target() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
