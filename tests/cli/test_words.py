@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import fairlead
+from fairlead.cli.main import app
 from tests.live import PROGRAM, SECONDS, Up
 
 
@@ -201,3 +203,19 @@ def test_input_of_run_that_comes_late_is_told(up: Up) -> None:
 def test_a_command_as_text_is_refused(up: Up) -> None:
     with fairlead.Client(up.url, up.token) as client, pytest.raises(TypeError, match="the command is text"):
         client.submit("echo hi")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"#!\n#FAIRLEAD --cpu 1\n", "names no interpreter; write one such as #!/bin/sh"),
+        (b'#!/bin/sh "x\n#FAIRLEAD --cpu 1\n', "names no interpreter"),
+        (b"#!/bin/sh\n#FAIRLEAD --name caf\xe9\n", "byte 30 is not UTF-8"),
+        (b"#!/bin/sh\n#FAIRLEAD --cpu 1\n" + b"x" * 10_000_000, "is larger than 100,000 bytes"),
+    ],
+)
+def test_scripts_that_cannot_be_stored(tmp_path: Path, content: bytes, said: str) -> None:
+    """The first two ended with a traceback, and the options of the third were ignored."""
+    (tmp_path / "job.sh").write_bytes(content)
+    done = CliRunner().invoke(app, ["submit", str(tmp_path / "job.sh")], env={"COLUMNS": "500"})
+    assert done.exit_code == 2 and said in done.output, done.output

@@ -41,7 +41,11 @@ def read_script(job: JobOptions, context: typer.Context) -> None:
     if any(line.startswith(SLURM) for line in script.splitlines()):
         print_text(f"fairlead: warning: {path}: its {SLURM} lines are ignored; write {MARK} lines", err=True)
     job.name = job.name or Path(path).stem
-    interpreter, *words = shlex.split(script.splitlines()[0][2:])
+    first = script.splitlines()[0]
+    try:
+        interpreter, *words = shlex.split(first[2:])
+    except ValueError:  # it is empty, or a quote is open
+        raise wrong("COMMAND", f"{path}:1: {first!r} names no interpreter; write one such as #!/bin/sh") from None
     name = os.path.basename(words[-1] if os.path.basename(interpreter) == "env" and words else interpreter)
     if name in SHELLS:
         job.command = [interpreter, *words, "-c", script, path, *rest]
@@ -54,17 +58,24 @@ def read_script(job: JobOptions, context: typer.Context) -> None:
 def _script_in(path: Path) -> str | None:
     """Return the text of a job script; None if the file is none."""
     try:
-        if not path.is_file() or path.read_bytes()[:2] != b"#!":
+        if not path.is_file():
             return None
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        with path.open("rb") as file:  # a program may be very large
+            data = file.read(2)
+            if data != b"#!":
+                return None
+            data += file.read(MOST)
+    except OSError:
         return None
-    marked = any(line.startswith((MARK, SLURM)) for line in text.splitlines())
+    marked = any(line.startswith((MARK.encode(), SLURM.encode())) for line in data.splitlines())
     if not marked and os.access(path, os.X_OK):
         return None
-    if len(text.encode()) > MOST:
+    if len(data) > MOST:
         raise wrong("COMMAND", f"{path} is larger than {MOST:,} bytes, so it cannot be stored; submit a short script")
-    return text
+    try:
+        return data.decode()
+    except UnicodeDecodeError as problem:
+        raise wrong("COMMAND", f"{path}: byte {problem.start} is not UTF-8; save it as UTF-8") from None
 
 
 def _take(job: JobOptions, line: str, where: str, context: typer.Context) -> None:
