@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from fairlead.client.shortcuts import Shortcuts
+from fairlead.slurm.page import options_page
 from fairlead.wire import api as wire
 from fairlead.wire.operation import JSON, Moment, Parameter, Row, bare
 from fairlead.wire.operations import rows
@@ -272,6 +273,7 @@ FILES: dict[Path, Callable[[], str]] = {
     CLIENT / "methods.py": client_methods,
     CLIENT / "async_methods.py": async_methods,
     ROOT / "web" / "src" / "lib" / "types.ts": page_types,
+    ROOT / "docs" / "slurm-options.md": options_page,
 }
 """Generated file → its content."""
 

@@ -53,7 +53,10 @@ NOT_A_NAME = (
     "without two dots in a row"
 )
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
-JOB_KEYS = "it has after, done_when, gang, groups, labels, name, preemptible, preempts, priority, queue, stages, user"
+JOB_KEYS = (
+    "it has after, begin, done_when, gang, groups, hold, labels, name, preemptible, preempts, priority, queue, stages, "
+    "user"
+)
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
     "on_loss, output, parameters, pool, prefer, resources, results, scaling, secrets, selectors, throttle, time_limit, "

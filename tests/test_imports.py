@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "agent": ("wire",),
     "kubernetes": ("wire", "client.async_pool"),
     "client": ("wire",),
+    "slurm": ("client", "wire"),
     "cli": ("client", "wire"),
     "policies": ("core",),
     "testing": ("writer", "core", "views", "journal", "sim", "policies"),
@@ -61,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("http", "control", "identity", "agent", "sim", "shadow", "server", "demo", "kubernetes"),
+    "cli": ("http", "control", "identity", "agent", "sim", "shadow", "server", "demo", "kubernetes", "slurm"),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.

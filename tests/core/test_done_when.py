@@ -198,10 +198,31 @@ def test_it_survives_a_restart() -> None:
         ({"stage": "wroker"}, 'done_when.stage: the job has no stage "wroker"; name one of ps, worker'),
         ("worker", 'done_when: "worker" is not a mapping; the end of a job is written as key: value pairs'),
         ({}, "done_when.stage: missing; the end of a job needs it"),
-        ({"stage": "ps", "all": True}, "done_when.all: the end of a job has no such key; it has stage"),
+        ({"stage": "ps", "all": True}, "done_when.all: the end of a job has no such key; it has stage, task"),
     ],
 )
 def test_what_is_refused(given: Any, said: str) -> None:
     with pytest.raises(Refused) as refused:
         parse_job({"done_when": given, "stages": [stage("ps", 1), stage("worker", 1)]})
     assert str(refused.value) == said
+
+
+def test_a_job_ends_with_one_task_of_a_gang() -> None:
+    w = World({"preempt_grace": "5s"})
+    w.nodes(2, cpu=1)
+    first = {"stage": "main", "task": 0}
+    strict = [stage("main", 2, on_failure="fail")]
+    job, other = w.submit(done_when=first, stages=strict), w.submit(done_when=first, stages=strict)
+    w.cycle()
+    w.finish(job, "main", 1)
+    w.cycle()
+    assert w.job(job).state == "running"
+    w.finish(job, "main", 0)
+    w.cycle()
+    assert (w.job(job).state, w.job(job).reason) == ("succeeded", "task main[0] has succeeded")
+    w.advance(1)
+    w.finish(other, "main", 0, 3)
+    w.cycle()
+    assert w.job(other).state == "failed"
+    with pytest.raises(Refused, match="from 0 to 1"):
+        parse_job({"stages": strict, "done_when": {"stage": "main", "task": 2}})

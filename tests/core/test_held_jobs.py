@@ -482,3 +482,33 @@ def test_requeued_tasks_of_a_chain_wait_again(make: MakeWorld) -> None:
     w.requeue("quick", "ann")
     w.advance(60)
     assert w.job("quick").state == "succeeded"
+
+
+ONE = {"resources": {"cpu": 1}}
+
+
+def test_a_job_is_held_from_the_beginning(make: MakeWorld) -> None:
+    w = make()
+    job = w.submit(hold=True, user="ann", stages=[ONE])
+    w.cycle()
+    assert w.job(job).state == "pending" and w.explain(job)[0].reason == HeldBack("ann", True)
+    w.release(job)
+    w.cycle()
+    assert w.job(job).state == "running"
+
+
+def test_a_job_begins_at_its_time(make: MakeWorld) -> None:
+    w = make()
+    jobs = [w.submit(begin=60, stages=[ONE]) for _ in range(3)]
+    killed, early, job = jobs
+    late = w.submit(begin=0.5, stages=[ONE])
+    w.advance(50)
+    assert w.job(late).state == "running"
+    assert {w.job(name).state for name in jobs} == {"pending"}
+    assert w.explain(job)[0].reason.short.startswith("begins at ")
+    w.kill(killed)
+    w.release(early)
+    w.advance(1)
+    assert [w.job(name).state for name in jobs] == ["killed", "running", "pending"]
+    w.advance(10)
+    assert w.job(job).state == "running"

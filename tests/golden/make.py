@@ -301,6 +301,18 @@ def play(s: Script) -> None:
         Scale(job="lint", stage="a", count=20, operator=True),
         Scale(job="train", stage="ps", count=4, operator=True),
     )
+    s.cycle(
+        submit(
+            "later",
+            {
+                "queue": "root.ml",
+                "user": "ann",
+                "begin": 2_000_000_000,
+                "done_when": {"stage": "main", "task": 0},
+                "stages": [{}],
+            },
+        )
+    )
     s.cycle(HoldJob(job="lint", user="ann", operator=True), Requeue(job="lint", user="ann", operator=True))
     s.keep()
     s.cycle(*s.report("lint", "a", "stopped"), ReleaseJob(job="lint", operator=True))

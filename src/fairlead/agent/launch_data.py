@@ -99,16 +99,17 @@ def own_variables(
 
 def gang_variables(gang: Gang) -> dict[str, str]:
     """Return the variables with the addresses of all members, and the address and port where they meet."""
-    peers = [""] * gang.size
+    peers, nodes = [""] * gang.size, [""] * gang.size
     for place in gang.places:
         for rank in each_of(place.ranks):
             if rank < gang.size:
-                peers[rank] = place.address
+                peers[rank], nodes[rank] = place.address, place.node
     first = peers[0] or (gang.places[0].address if gang.places else "")
     generation = {"FAIRLEAD_GENERATION": str(gang.generation)} if gang.generation else {}
     return generation | {
         "FAIRLEAD_GANG_KEY": gang.key,
         "FAIRLEAD_PEERS": ",".join(peers),
+        "FAIRLEAD_NODES": ",".join(nodes),
         "FAIRLEAD_PORT": str(gang.barrier or gang.port + 1),
         "MASTER_ADDR": first,
         "MASTER_PORT": str(gang.port),

@@ -274,8 +274,9 @@ class Agent:
 
     def _facts(self) -> dict[str, str]:
         if self._helper is not None:
-            return {"version": __version__, "users": "separate", **self._helper.facts}
-        return {"version": __version__, "users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
+            return {"node": self._name, "version": __version__, "users": "separate", **self._helper.facts}
+        own = {"node": self._name, "version": __version__, "users": "one"}
+        return {**own, "cgroup": self._joining.cgroup, "tmp": "shared"}
 
     async def _sweep(self) -> None:
         while True:

@@ -51,7 +51,7 @@ class JobSelection(Common):
         """Act on each job and print the answers, by default `done`. Exit with 1 if an action on a job is refused."""
         from fairlead.client import Problem
 
-        select = {"user": self.user, "queue": self.queue, "label": self.label}
+        select: dict[str, Any] = {"user": self.user, "queue": self.queue, "label": self.label}
         if bool(self.jobs) == any(select.values()):
             raise typer.BadParameter("name jobs, or select them with --user, --queue or --label, but not both")
         answers: dict[str, str | dict[str, Any]] = {}

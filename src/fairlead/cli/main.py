@@ -38,6 +38,7 @@ from fairlead.cli.server import server
 from fairlead.cli.shadow import shadow
 from fairlead.cli.share import share
 from fairlead.cli.simulate import simulate
+from fairlead.cli.slurm import slurm
 from fairlead.cli.submit import run, submit
 from fairlead.cli.task_output import logs
 from fairlead.cli.token import token
@@ -63,7 +64,22 @@ PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Look": (ps, show, explain, eta, story, top, watch, history, usage),
     "Change": (kill, hold, release, requeue, replace, scale, priority),
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
-    "Administer": (up, down, server, agent, kubernetes, config, token, secret, backup, restore, db, journal, bench),
+    "Administer": (
+        up,
+        down,
+        server,
+        agent,
+        kubernetes,
+        config,
+        token,
+        secret,
+        backup,
+        restore,
+        db,
+        journal,
+        bench,
+        slurm,
+    ),
     "Simulate": (demo, simulate, shadow, whatif, export_trace),
 }
 """Heading in `fairlead --help` → the commands below it."""

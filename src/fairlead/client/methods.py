@@ -31,18 +31,30 @@ class Methods(ABC):
         name: str = "",
         label: str = "",
         search: str = "",
+        id: str | Sequence[str] = (),
+        tasks: bool = False,
         limit: int = 100,
     ) -> Iterator[wire.Job]:
         """List the jobs that the caller may see and that match all filters, newest first."""
         for page in self.pages(
-            op.Jobs(state=listed(state), user=user, queue=queue, name=name, label=label, search=search, limit=limit)
+            op.Jobs(
+                state=listed(state),
+                user=user,
+                queue=queue,
+                name=name,
+                label=label,
+                search=search,
+                id=listed(id),
+                tasks=tasks,
+                limit=limit,
+            )
         ):
             yield from page.jobs
 
-    def job(self, job: str, wait: float = 0.0) -> wire.Job:
+    def job(self, job: str, wait: float = 0.0, tasks: bool = False) -> wire.Job:
         """Return a job. With `wait`, answer when the job has ended, but after `wait` seconds at the latest. A killed
         job has ended when its last process has. A job that the scheduler has forgotten is read from the history."""
-        return self.send(op.Job(job=job, wait=wait))
+        return self.send(op.Job(job=job, wait=wait, tasks=tasks))
 
     def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
         """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. A reason
@@ -117,6 +129,8 @@ class Methods(ABC):
         node: str = "",
         since: Moment | None = None,
         until: Moment | None = None,
+        id: str | Sequence[str] = (),
+        attempts: bool = False,
         limit: int = 100,
     ) -> Iterator[wire.PastJob]:
         """List finished jobs that match all filters, newest first, including those already forgotten by the
@@ -131,6 +145,8 @@ class Methods(ABC):
                 node=node,
                 since=seconds_of(since),
                 until=seconds_of(until),
+                id=listed(id),
+                attempts=attempts,
                 limit=limit,
             )
         ):

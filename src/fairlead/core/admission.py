@@ -336,7 +336,8 @@ def checks_to_add() -> list[str]:
 
 def held_back(job: Job) -> HeldBack | None:
     """Return why a held job may not start; None if it is not held."""
-    return None if job.held_by is None else HeldBack(job.held_by.user, job.held_by.level == OPERATOR)
+    held = job.held_by
+    return None if held is None else HeldBack(held.user, held.level == OPERATOR, held.until)
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fairlead.core.ahead.expected_ends import Forecast
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.index.pack import FitIndex
-from fairlead.core.model import Allocation, Micros, RunsKey
+from fairlead.core.model import Allocation, Job, Micros, RunsKey
 from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.placement import PACK
 from fairlead.core.requestors import Requestors
@@ -35,6 +35,7 @@ class QueueFacts(NamedTuple):
 
 class Derived:
     __slots__ = (
+        "begins",
         "chains",
         "draining_queues",
         "entitlements",
@@ -91,6 +92,8 @@ class Derived:
         """Priority → the number of jobs that have it."""
         self.followers: dict[str, list[str]] = {}
         """Job → the jobs that depend on it and wait for it."""
+        self.begins: dict[str, Micros] = {}
+        """Job that is held until its time to begin → that time."""
         self.short: dict[tuple[str, int], Micros] = {}
         """(Job, stage) → since when a started stage with `on_loss: replace` has had fewer than `min` live tasks."""
         self.forgetting: list[tuple[Micros, int, str]] = []
@@ -114,3 +117,9 @@ class Derived:
         """The expected ends of running tasks; only with backfill."""
         self.old_runs: list[tuple[Micros, RunsKey]] = []
         """A heap of the last run times by the time of their note. Entries with an outdated time are skipped."""
+
+    def note_begin(self, job: Job) -> None:
+        """Note when a job begins, if it is held until then."""
+        self.begins.pop(job.id, None)
+        if job.held_by is not None and job.held_by.until:
+            self.begins[job.id] = job.held_by.until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -11,7 +11,7 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.expressions import parse_preferences, parse_where
 from fairlead.core.model import ChosenPolicy, Gang, JobSpec, Parameters, Scaling, StageSpec
-from fairlead.core.reader import Reader, check_label, check_name, check_text
+from fairlead.core.reader import Reader, check_label, check_name, check_text, parse_moment
 from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
 
@@ -76,23 +76,27 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
         preempts=read.flag("preempts", True),
-        done_when=_done_when(read, named),
+        done_when=_done_when(read, specs),
+        hold=read.flag("hold", False),
+        begin=read.optional("begin", parse_moment, None),
     )
     read.close()
     return job
 
 
-def _done_when(read: Reader, stages: Mapping[str, int]) -> str:
-    """Read the stage whose success ends the job; empty if the document names none."""
+def _done_when(read: Reader, stages: Sequence[StageSpec]) -> str:
+    """Read the stage whose success ends the job, or one of its tasks as `main[0]`; empty if the document has none."""
     if read.get("done_when") is None:
         return ""
     condition = Reader(read.get("done_when"), read.at("done_when"), "the end of a job")
     name = condition.name("stage")
-    if name not in stages:
-        known = ", ".join(list(stages)[:20])
+    stage = next((stage for stage in stages if stage.name == name), None)
+    if stage is None:
+        known = ", ".join([stage.name for stage in stages[:20]])
         raise Refused(condition.at("stage"), f"the job has no stage {shown(name)}; name one of {known}", "unknown")
+    task = condition.optional_count("task", 0, stage.count - 1)
     condition.close()
-    return name
+    return name if task is None else f"{name}[{task}]"
 
 
 PATTERN_CODES = ("j", "s", "a", "r")

@@ -418,6 +418,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None
     job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
     job.preempts, job.held_by, job.done_when = spec.preempts, record.held_by, spec.done_when
+    partition.derived.note_begin(job)
     job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
     job.stages = tuple(
         _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)

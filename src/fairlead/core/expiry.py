@@ -12,6 +12,7 @@ import msgspec
 from fairlead.core.changes import (
     ClosureSet,
     JobForgotten,
+    JobReleased,
     KeyKept,
     KeysForgotten,
     Measured,
@@ -56,6 +57,8 @@ def expiry(plan: Plan) -> None:
         _end_closures(plan)
     if partition.derived.timers:
         _meet_deadlines(plan)
+    if partition.derived.begins:
+        _begin_jobs(plan)
     if partition.derived.short:
         _give_up_short_stages(plan)
     if partition.orders and partition.readiness.ready:
@@ -74,6 +77,7 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
     if forgetting:
         times += [ended_at + partition.settings.keep_ended for ended_at, _, _ in derived.forgetting[:1]]
         times += [expires for expires, _, _ in derived.expiring[:1]]
+    times += [until for name, until in derived.begins.items() if not partition.jobs[name].over]
     times += partition.nodes.avoided.values()
     times += [closure.until for closure in partition.closures.values()]
     times += [partition.nodes.closed_until[node_id] for node_id in _closed(partition)]
@@ -150,6 +154,14 @@ def _end_pauses(plan: Plan) -> None:
         if nodes.avoided[node_id] <= plan.now:
             row = nodes.rows[node_id]
             plan.do(NodeAvoided(node_id, nodes.failures[row], nodes.pauses[row], 0))
+
+
+def _begin_jobs(plan: Plan) -> None:
+    """Release the jobs whose time to begin has come."""
+    jobs = plan.partition.jobs
+    due = [name for name, until in plan.partition.derived.begins.items() if until <= plan.now and not jobs[name].over]
+    for name in due:
+        plan.do(JobReleased(name, ""))
 
 
 def _meet_deadlines(plan: Plan) -> None:

@@ -165,7 +165,11 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preempts: bool = True
     """True if other tasks may be stopped for this job, because of its priority or a guarantee of its queue."""
     done_when: str = ""
-    """The job succeeds when this stage has; its other stages are then stopped. Empty if all stages must succeed."""
+    """The job succeeds when this stage, or the task `main[0]`, has; the rest is then stopped. Empty for all stages."""
+    hold: bool = False
+    """True if it is held from the beginning."""
+    begin: int | None = None
+    """When it may start, in microseconds since 1970; None for at once."""
 
     @property
     def whole(self) -> bool:
@@ -481,6 +485,8 @@ class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     level: int
     """The right of the user: as owner of the job, administrator of its queue, or operator."""
     since: Micros
+    until: Micros = 0
+    """When the job is released by itself, because it should begin then; 0 for never."""
 
 
 OWNER, ADMINISTRATOR, OPERATOR = 0, 1, 2
@@ -517,7 +523,7 @@ class Job(msgspec.Struct, eq=False):
     held_by: HeldBy | None = None
     """Set while a user holds the job. Holds of nodes are something else."""
     done_when: str = ""
-    """The name of the stage with which it succeeds; empty for all stages."""
+    """The stage with whose success it succeeds, or one of its tasks, as `main[0]`; empty for all stages."""
 
     @property
     def spec(self) -> JobSpec:

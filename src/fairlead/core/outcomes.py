@@ -490,22 +490,28 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
 
 
 def finish_if_done(plan: Plan, job: Job) -> None:
-    """End a job if all tasks of its stages, or of the stage `done_when`, have ended.
+    """End a job if all tasks of its stages, or those that `done_when` names, have ended.
 
     The job of a resource manager ends only on request.
     """
     if job.over or job.manager or (job.allocations and not job.done_when):
         return
-    stages = [stage for stage in job.stages if job.done_when in ("", stage.name)]
-    if not all(map(_has_ended, stages)):
+    name, _, index = job.done_when.rstrip("]").partition("[")
+    stages = [stage for stage in job.stages if name in ("", stage.name)]
+    if index:
+        outcomes = {outcome for outcome, ended in (stages[0].ended or {}).items() if int(index) in ended}
+        if not outcomes:
+            return
+    elif all(map(_has_ended, stages)):
+        outcomes = {outcome for stage in stages for outcome in stage.ended or ()}
+    else:
         return
-    outcomes = {name for stage in stages for name in stage.ended or ()}
     if outcomes & {"failed", "lost"}:
         finish(plan, job, "failed", _failure_of(stages))
     elif outcomes == {"killed"}:
         finish(plan, job, "killed", "all its tasks were withdrawn")
     else:
-        finish(plan, job, "succeeded", f"stage {job.done_when} has succeeded" if job.done_when else "")
+        finish(plan, job, "succeeded", f"{'task' if index else 'stage'} {job.done_when} has succeeded" if name else "")
 
 
 def _has_ended(stage: Stage) -> bool:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from fairlead.core.errors import Refused
-from fairlead.core.resources import parse_count, parse_duration, printable, shown
+from fairlead.core.resources import SECOND, parse_count, parse_duration, printable, shown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a letter or digit"
@@ -212,3 +212,10 @@ def check_variable(value: object, field: str) -> str:
     if not isinstance(value, str) or not VARIABLE.fullmatch(value):
         raise Refused(field, f"{shown(value)} is not a variable's name; use letters, digits and _ , not a digit first")
     return value
+
+
+def parse_moment(value: object, field: str) -> int:
+    """Read a time in seconds since 1970 as microseconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**40:
+        raise Refused(field, f"{shown(value)} is not a time; write seconds since 1970, such as 1790000000")
+    return int(value * SECOND)

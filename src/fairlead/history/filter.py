@@ -26,6 +26,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that ended before this time."""
     node: str = ""
     """A node on which a task of the job ran."""
+    ids: tuple[str, ...] = ()
 
 
 EVERY_JOB = JobFilter()
@@ -42,12 +43,15 @@ CONDITIONS = {
 
 def condition(db: Session, wanted: JobFilter) -> tuple[str, dict[str, Any]]:
     """Return a filter as an SQL condition on the table `jobs`, and the values of its parameters."""
-    values = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in ("", None)}
+    values = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in ("", None, ())}
     conditions = [CONDITIONS[name] for name in values if name in CONDITIONS]
     if wanted.name:
         matches, more = db.matches("name", values.pop("name"))
         conditions.append(matches)
         values |= more
+    if wanted.ids:
+        conditions.append(f"id IN ({db.members('ids')})")
+        values["ids"] = msgspec.json.encode(wanted.ids).decode()
     if wanted.label is not None:
         conditions.append(f"EXISTS (SELECT 1 FROM {db.entries('labels')} AS label WHERE key = :key AND value = :value)")
         values["key"], values["value"] = values.pop("label")

@@ -339,6 +339,21 @@ class History:
         )
         return list(map(attempt_of, self._ask(sql, partition, number)))
 
+    def attempts_used(
+        self, partition: str, number: int, limit: int
+    ) -> list[tuple[AttemptRow, float | None, int | None]]:
+        """Return the first attempts of a job, each with the reported CPU time of its tasks, and the most memory."""
+        use = (
+            "FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number "
+            "AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last"
+        )
+        sql = (
+            f"SELECT (SELECT sum(1.0 * cpu) {use}), (SELECT max(memory) {use}), {ATTEMPTS_FOUND} FROM attempts "
+            f"WHERE partition = ? AND number = ? ORDER BY rowid LIMIT {limit:d}"
+        )
+        rows = self._ask(sql, partition, number)
+        return [(attempt_of(row), cpu, memory) for cpu, memory, *row in rows]
+
     def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
         """Return the ended attempts of a task, in the order of their numbers."""
         sql = (
@@ -476,7 +491,7 @@ def job_of(row: tuple[Any, ...]) -> JobRow:
     return msgspec.convert([*row[:-3], *map(msgspec.json.decode, row[-3:-1]), row[-1]], JobRow)
 
 
-def attempt_of(row: tuple[Any, ...]) -> AttemptRow:
+def attempt_of(row: Sequence[Any]) -> AttemptRow:
     values = list(row)
     for at in (INDICES, AMOUNTS):
         values[at] = msgspec.json.decode(values[at])

@@ -13,7 +13,8 @@ from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.earmarks import ends_at
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Ask, Earmark, Job, Micros, Place, Queue, Stage
-from fairlead.core.ranges import count, indices, split
+from fairlead.core.outcomes import live_of
+from fairlead.core.ranges import Ranges, count, indices, split
 from fairlead.core.resources import MEMORY, MILLI, SECOND, Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
@@ -49,7 +50,7 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job, reasons: Reasons, sees: SeesJob) -> wire.Job:
+def job_answer(partition: Partition, job: Job, reasons: Reasons, sees: SeesJob, with_tasks: bool = False) -> wire.Job:
     spec = job.spec
     return wire.Job(
         id=job.id,
@@ -67,7 +68,7 @@ def job_answer(partition: Partition, job: Job, reasons: Reasons, sees: SeesJob) 
         ended=None if job.allocations else optional_seconds(job.ended_at),
         reason=job.reason,
         waits_for="" if job.over else short_reason(partition, job, reasons, by_id(partition, sees)),
-        stages=[_stage_answer(stage) for stage in job.stages],
+        stages=[_stage_answer(stage, _groups(partition, stage) if with_tasks else []) for stage in job.stages],
         matched=spec.matched,
         held_by="" if job.held_by is None or job.over else job.held_by.user,
     )
@@ -79,7 +80,7 @@ def by_id(partition: Partition, sees: SeesJob) -> Callable[[str], bool]:
     return lambda job_id: job_id in jobs and sees(jobs[job_id])
 
 
-def _stage_answer(stage: Stage) -> wire.Stage:
+def _stage_answer(stage: Stage, tasks: list[wire.TaskGroup]) -> wire.Stage:
     spec = stage.spec
     live = Counter([allocation.state for allocation in (stage.live or {}).values()])
     return wire.Stage(
@@ -96,7 +97,45 @@ def _stage_answer(stage: Stage) -> wire.Stage:
         array=str(format_array(stage.count, spec.indices)) if spec.indices else "",
         parameters=[name for name, _ in spec.parameters],
         throttle=stage.throttle or None,
+        time_limit=optional_seconds(stage.terms.time_limit),
+        tasks=tasks,
     )
+
+
+def _groups(partition: Partition, stage: Stage) -> list[wire.TaskGroup]:
+    """Return the tasks of a stage in groups: those that have ended, those on nodes, and those that wait."""
+    groups = []
+    nodes = partition.nodes
+    for outcome, ended in sorted((stage.ended or {}).items()):
+        rest = ended.copy()
+        odd: dict[tuple[int, int | None, str], list[int]] = {}
+        for index in sorted(stage.history or ()):
+            if index in ended:
+                past = stage.past(index)
+                odd.setdefault((past.attempt, past.exit_code, past.reason), []).append(index)
+        for (attempt, code, reason), indices_of in odd.items():
+            flat = Ranges.from_indices(indices_of).flat()
+            rest.remove(flat)
+            groups.append(
+                wire.TaskGroup(indices=list(flat), state=outcome, attempt=attempt, exit_code=code, reason=reason)
+            )
+        if rest:  # tasks that succeeded at their first attempt, or never ran
+            code = 0 if outcome == "succeeded" and not stage.job.manager else None
+            groups.append(wire.TaskGroup(indices=list(rest.flat()), state=outcome, attempt=1, exit_code=code))
+    groups += [
+        wire.TaskGroup(
+            indices=list(allocation.indices),
+            state="assigned" if allocation.slots else allocation.state,
+            attempt=allocation.attempt,
+            node=nodes.name[nodes.rows[allocation.node]],
+            started=optional_seconds(allocation.started),
+        )
+        for allocation in live_of(stage)
+    ]
+    waiting = Ranges()
+    for pending in filter(None, stage.pending):
+        waiting.add(pending.flat())
+    return [*groups, wire.TaskGroup(indices=list(waiting.flat()), state="pending")] if waiting else groups
 
 
 def task_answers(partition: Partition, stages: Iterable[Stage], after: int, limit: int, most: int) -> wire.TaskPage:

@@ -184,6 +184,8 @@ def _waits_now(view: Waiting, job: Job) -> str:
     also = "also " if view.never else ""
     if isinstance(reason, AfterUnmet):
         return f"{also}{reason}"
+    if isinstance(reason, HeldBack) and reason.until:
+        return f"{also}{reason}"
     if isinstance(reason, HeldBack):
         return f"is {also}{reason}"
     if reason is not None:

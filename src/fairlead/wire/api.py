@@ -86,9 +86,10 @@ class StageDocument(Request, kw_only=True):
 
 
 class DoneWhen(Request, kw_only=True):
-    """Names the stage whose success ends a job."""
+    """Names the stage whose success ends a job, or one of its tasks."""
 
     stage: Name
+    task: Annotated[int, Meta(ge=0, lt=10_000_000)] | UnsetType = UNSET
 
 
 class JobDocument(Request, kw_only=True):
@@ -107,8 +108,12 @@ class JobDocument(Request, kw_only=True):
     preemptible: bool | UnsetType = UNSET
     preempts: bool | UnsetType = UNSET
     done_when: DoneWhen | UnsetType = UNSET
-    """The stage whose success ends the job: its other tasks are then stopped. Without it, all stages have to succeed.
-    """
+    """The stage or the task whose success ends the job: its other tasks are then stopped. Without it, all stages have
+    to succeed."""
+    hold: bool | UnsetType = UNSET
+    """Hold the job from the beginning, until it is released."""
+    begin: Annotated[float, Meta(ge=0, le=2**40)] | UnsetType = UNSET
+    """Start no task before this time, in seconds since 1970."""
 
 
 class BatchDocument(Request, kw_only=True):
@@ -354,6 +359,20 @@ class TokenDocument(Request, kw_only=True):
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
+class TaskGroup(Answer, frozen=True, kw_only=True):
+    """Tasks of a stage in the same state. Those that are assigned, running or stopping are on the same node."""
+
+    indices: list[int]
+    """The tasks as ranges: the first index, the one after the last, and so on."""
+    state: str
+    """As in `Task`."""
+    attempt: int = 0
+    node: str = ""
+    started: float | None = None
+    exit_code: int | None = None
+    reason: str = ""
+
+
 class Stage(Answer, frozen=True, kw_only=True):
     name: str
     count: int
@@ -373,6 +392,10 @@ class Stage(Answer, frozen=True, kw_only=True):
     """The names of the parameters of a sweep."""
     throttle: int | None = None
     """How many tasks may run at a time."""
+    time_limit: float | None = None
+    """In seconds."""
+    tasks: list[TaskGroup] = []
+    """The tasks in groups, if they were asked for."""
 
 
 class Job(Answer, frozen=True, kw_only=True):
@@ -1313,6 +1336,9 @@ class Attempt(Answer, frozen=True, kw_only=True):
     reason: str
     started: float | None
     ended: float
+    cpu_seconds: float | None = None
+    most_memory: int | None = None
+    """The CPU time of the tasks, and the most memory of one of them in bytes; null if unknown, or not asked for."""
 
     @property
     def tasks(self) -> list[int]:
@@ -1323,6 +1349,15 @@ class Attempt(Answer, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         names = ["tasks" if name == "indices" else name for name in self.__struct_fields__]
         return f"Attempt({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+class PastStage(Answer, frozen=True, kw_only=True):
+    """What each task of a stage of a finished job asked for."""
+
+    name: str
+    count: int
+    resources: dict[str, int | float]
+    time_limit: float | None = None
 
 
 class PastJob(Answer, frozen=True, kw_only=True):
@@ -1342,6 +1377,10 @@ class PastJob(Answer, frozen=True, kw_only=True):
     started: float | None = None
     """When the job's first task started; null if none did."""
     labels: dict[str, str] = {}
+    attempts: list[Attempt] = []
+    """The job's ended attempts with their use, if they were asked for; at most 10,000."""
+    stages: list[PastStage] = []
+    """The job's stages, if attempts were asked for."""
 
 
 class HistoryPage(Answer, frozen=True, kw_only=True):

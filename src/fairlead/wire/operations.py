@@ -38,6 +38,9 @@ from fairlead.wire.operation import (
 
 # -- jobs --------------------------------------------------------------------------------------------------------
 
+JobIds = Annotated[list[str], Meta(max_length=1_000, description="Only jobs with these ids.")]
+WithTasks = Annotated[bool, Meta(description="Also list the tasks of each stage, in groups of the same state.")]
+
 
 class Submit(Change[wire.Submitted], POST="jobs", status=201):
     """Submit a job. When the answer arrives, the job is durable. The answer has its id, and a warning if it cannot run
@@ -61,6 +64,8 @@ class Jobs(Followed[wire.JobPage], GET="jobs"):
     name: Name = ""
     label: LabelFilter = ""
     search: Annotated[str, Meta(max_length=63, description="A part of the job's name or of its user.")] = ""
+    id: JobIds = field(default_factory=list)
+    tasks: WithTasks = False
     cursor: Cursor = ""
     limit: Limit = 100
 
@@ -71,6 +76,7 @@ class Job(Followed[wire.Job], GET="jobs/{job}"):
 
     job: Name
     wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for the end of the job.")] = 0.0
+    tasks: WithTasks = False
 
 
 class Tasks(Followed[wire.TaskPage], GET="jobs/{job}/tasks"):
@@ -223,6 +229,8 @@ class History(OfPartition[wire.HistoryPage], GET="history"):
     node: Annotated[str, Meta(max_length=63, description="A node on which a task of the job ran.")] = ""
     since: Moment = ""
     until: Moment = ""
+    id: JobIds = field(default_factory=list)
+    attempts: Annotated[bool, Meta(description="Also list the ended attempts of each job.")] = False
     cursor: Cursor = ""
     limit: Limit = 100
 

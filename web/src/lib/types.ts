@@ -12,6 +12,21 @@ export interface Ask {
   reason: string;
 }
 
+/** The end of an attempt of some tasks. In Python, `tasks` are their indices one by one. */
+export interface Attempt {
+  stage: string;
+  indices: number[];
+  attempt: number;
+  outcome: string;
+  node: string;
+  exit_code: number | null;
+  reason: string;
+  started: number | null;
+  ended: number;
+  cpu_seconds: number | null;
+  most_memory: number | null;
+}
+
 /** Tasks of one attempt on a node, with their start and their end; `ended` is null while they run. */
 export interface Bar {
   node: string;
@@ -231,6 +246,8 @@ export interface PastJob {
   tasks: Record<string, number>;
   started: number | null;
   labels: Record<string, string>;
+  attempts: Attempt[];
+  stages: PastStage[];
 }
 
 /** A map at a time in the past. `map` is missing for times before `since`, where the journal begins. */
@@ -243,6 +260,14 @@ export interface PastMap {
 export interface PastQueues {
   since: number;
   queues: Record<string, QueuePast>;
+}
+
+/** What each task of a stage of a finished job asked for. */
+export interface PastStage {
+  name: string;
+  count: number;
+  resources: Record<string, number>;
+  time_limit: number | null;
 }
 
 /** A pool. `use` is null until the partition is ready. */
@@ -351,6 +376,8 @@ export interface Stage {
   array: string;
   parameters: string[];
   throttle: number | null;
+  time_limit: number | null;
+  tasks: TaskGroup[];
 }
 
 /** A step of a remedy. `code` says what to do; which other fields have a value depends on it. */
@@ -386,6 +413,17 @@ export interface Task {
   note: string;
   started: number | null;
   parameters: Record<string, string>;
+}
+
+/** Tasks of a stage in the same state. Those that are assigned, running or stopping are on the same node. */
+export interface TaskGroup {
+  indices: number[];
+  state: string;
+  attempt: number;
+  node: string;
+  started: number | null;
+  exit_code: number | null;
+  reason: string;
 }
 
 /** Tasks that ran in a period. `complete` is false if there were too many: then the oldest are left out. */

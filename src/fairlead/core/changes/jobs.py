@@ -22,6 +22,7 @@ from fairlead.core.model import (
     pack_spec,
     terms_of,
 )
+from fairlead.core.resources import SECOND, format_moment
 from fairlead.core.state import Partition
 
 
@@ -247,23 +248,27 @@ class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
     job: str
     by: str
     level: int
+    until: Micros = 0
+    """When the job is released by itself; 0 for never."""
 
     def apply(self, partition: Partition) -> JobHeldUndo:
         before = partition.jobs[self.job].held_by
         since = partition.now if before is None else before.since
-        return _hold(partition, self.job, HeldBy(self.by, self.level, since))
+        return _hold(partition, self.job, HeldBy(self.by, self.level, since, self.until))
 
     def undo(self, partition: Partition, before: JobHeldUndo) -> None:
         _hold_again(partition, before)
 
     def news(self, partition: Partition, before: JobHeldUndo) -> Iterable[JobNews]:
-        return (JobNews("held", before.job, before.state, f"held by {self.by}"),)
+        why = f"begins at {format_moment(self.until)}" if self.until else f"held by {self.by}"
+        return (JobNews("held", before.job, before.state, why),)
 
     def counts(self, partition: Partition, before: JobHeldUndo) -> Iterable[tuple[str, int]]:
         return (("jobs held", 1),) if before.held_by is None else ()
 
     def lines(self, names: Names, before: JobHeldUndo) -> Iterator[Line]:
-        yield Line("info", "job held", {"job": self.job, "by": self.by})
+        until = {"until": self.until / SECOND} if self.until else {}
+        yield Line("info", "job held", {"job": self.job, "by": self.by, **until})
 
 
 class JobReleased(Change[JobHeldUndo], frozen=True, tag="job released"):
@@ -279,7 +284,8 @@ class JobReleased(Change[JobHeldUndo], frozen=True, tag="job released"):
         _hold_again(partition, before)
 
     def news(self, partition: Partition, before: JobHeldUndo) -> Iterable[JobNews]:
-        return (JobNews("released", before.job, before.state, f"released by {self.by}"),)
+        why = f"released by {self.by}" if self.by else "its time to begin has come"
+        return (JobNews("released", before.job, before.state, why),)
 
     def counts(self, partition: Partition, before: JobHeldUndo) -> Iterable[tuple[str, int]]:
         return (("jobs released", 1),)
@@ -293,6 +299,7 @@ def _hold(partition: Partition, name: str, held_by: HeldBy | None) -> JobHeldUnd
     job = partition.jobs[name]
     before = JobHeldUndo(job, job.state, job.held_by, [stage.short_since for stage in job.stages])
     job.held_by = held_by
+    partition.derived.note_begin(job)
     for stage in job.stages:
         partition.update_short(stage)
         partition.wake_lanes(stage)
@@ -302,6 +309,7 @@ def _hold(partition: Partition, name: str, held_by: HeldBy | None) -> JobHeldUnd
 
 def _hold_again(partition: Partition, before: JobHeldUndo) -> None:
     before.job.held_by = before.held_by
+    partition.derived.note_begin(before.job)
     for stage, since in zip(before.job.stages, before.short_since_by_stage, strict=True):
         partition.mark_short(stage, since)
 
@@ -321,6 +329,7 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
         if not job.over or job.allocations:
             raise ValueError(f"job {self.job} has not ended")
         del partition.jobs[self.job]
+        partition.derived.begins.pop(self.job, None)
         partition.count_priority(job.priority, -1)
         for stage in stages:
             partition.leave_shape(stage.shape)
@@ -332,6 +341,7 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
         job = before.job
         job.stages = before.stages
         partition.jobs[self.job] = job
+        partition.derived.note_begin(job)
         partition.count_priority(job.priority, 1)
         partition.may_forget(job)
         for stage in job.stages:

@@ -102,6 +102,9 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
     job = partition.jobs[job_id]
+    begin = spec.begin or 0
+    if spec.hold or begin > plan.now:
+        plan.do(JobHeld(job_id, _caller(command), right_over(command, job), 0 if spec.hold else begin))
     if not partition.unmet(job):
         ask_for_job(plan, job)
     return Accepted(job=job_id)
@@ -229,7 +232,7 @@ def hold(plan: Plan, command: HoldJob) -> Accepted:
     need_owner(command, job, "hold")
     need_live(job, ", so there is nothing to hold back; leave it")
     level = right_over(command, job)
-    if job.held_by is not None and job.held_by.level >= level:
+    if job.held_by is not None and job.held_by.level >= level and not job.held_by.until:
         return Accepted(job=job.id, note=f"it is already held by {job.held_by.user}")
     plan.do(JobHeld(job.id, _caller(command), level))
     for stage in job.stages:

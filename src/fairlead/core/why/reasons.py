@@ -293,18 +293,20 @@ class NoNodeYet(NeverFits, frozen=True, tag="no node yet"):
 
 
 class HeldBack(Reason, frozen=True, tag="held back"):
-    """A user holds the job back: none of its tasks starts until the job is released."""
+    """A user holds the job back: none of its tasks starts until the job is released, or until its time to begin."""
 
     by: str
     operator: bool = False
     """True if only an operator can release it."""
+    until: int = 0
+    """When it is released by itself; 0 for never."""
 
     def __str__(self) -> str:
-        return f"{self.short}; only an operator can release it" if self.operator else self.short
+        return f"{self.short}; only an operator can release it" if self.operator and not self.until else self.short
 
     @property
     def short(self) -> str:
-        return f"held by {self.by}"
+        return f"begins at {format_moment(self.until)}" if self.until else f"held by {self.by}"
 
 
 class AfterUnmet(Reason, frozen=True, tag="after unmet"):

@@ -12,14 +12,19 @@ from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
 from fairlead.history.filter import JobFilter
+from fairlead.history.recorder import JobRow, asked_for
+from fairlead.history.store import History
 from fairlead.http.context import InPartition, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import check_state, missing, number_of, past_job, read_label, with_seconds
+from fairlead.views.answers import amounts, optional_seconds
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
 LATEST = 2**40
 """The latest time of a filter, in seconds."""
+MOST_ATTEMPTS = 10_000
+"""Attempts of one job in a list of jobs."""
 STATES = ("succeeded", "failed", "killed")
 
 
@@ -41,14 +46,54 @@ async def history(request: Request, asked: op.History) -> wire.HistoryPage:
         since=first,
         until=last,
         node=asked.node,
+        ids=tuple(asked.id),
     )
     rows = await services.recorded(services.records.jobs, name, wanted, number_of(asked.cursor), asked.limit + 1)
     page = rows[: asked.limit]
     starts = await services.threads.run(services.records.starts, name, [row.number for row in page])
+    found: dict[int, list[wire.Attempt]] = {}
+    if asked.attempts:
+        found = await services.threads.run(_attempts_of, services.records, name, [row.number for row in page])
     return wire.HistoryPage(
-        jobs=[msgspec.convert(with_seconds(row, started=starts.get(row.number)), wire.PastJob) for row in page],
+        jobs=[
+            msgspec.convert(
+                with_seconds(
+                    row,
+                    started=starts.get(row.number),
+                    attempts=found.get(row.number, []),
+                    stages=_stages(row) if asked.attempts else [],
+                ),
+                wire.PastJob,
+            )
+            for row in page
+        ],
         next=str(page[-1].number) if len(rows) > asked.limit else "",
     )
+
+
+def _stages(row: JobRow) -> list[wire.PastStage]:
+    spec = asked_for(row)
+    return [
+        wire.PastStage(
+            name=stage.name,
+            count=stage.count,
+            resources=amounts(stage.resources),
+            time_limit=optional_seconds(stage.time_limit),
+        )
+        for stage in (spec.stages if spec is not None else ())
+    ]
+
+
+def _attempts_of(records: History, partition: str, numbers: list[int]) -> dict[int, list[wire.Attempt]]:
+    return {
+        number: [
+            msgspec.convert(
+                with_seconds(row, cpu_seconds=None if cpu is None else cpu / SECOND, most_memory=memory), wire.Attempt
+            )
+            for row, cpu, memory in records.attempts_used(partition, number, MOST_ATTEMPTS)
+        ]
+        for number in numbers
+    }
 
 
 @serves(op.Attempts)

@@ -270,7 +270,7 @@ async def job(request: Request, asked: op.Job) -> wire.Job:
             job = find(state, request, asked.job)
             if (not job.over or job.allocations) and isinstance(served, PartitionService) and loop.time() < deadline:
                 moved = served.when_moved(job)
-            return job_answer(state, job, served.reasons, request.sees)
+            return job_answer(state, job, served.reasons, request.sees, asked.tasks)
 
         try:
             answer = await served.read(look)
@@ -330,7 +330,7 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
         until = monotonic() + READ_SECONDS
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
-                matches.append(job_answer(state, job, served.reasons, request.sees))
+                matches.append(job_answer(state, job, served.reasons, request.sees, asked.tasks))
                 size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False
@@ -417,7 +417,11 @@ def _filter(request: Request, asked: op.Jobs) -> Callable[[Job], bool]:
         spec = job.spec
         return asked.name in ("", spec.name) and (label is None or label in spec.labels)
 
+    ids = frozenset(asked.id)
+
     def wanted(job: Job) -> bool:
+        if ids and job.id not in ids:
+            return False
         has_state = not asked.state or shown_state(job) in asked.state
         return has_state and is_in_queue(job) and is_of_user(job) and has_name_and_label(job) and request.sees(job)
 

@@ -1,0 +1,28 @@
+"""The commands by name, and the program that the files of `fairlead slurm install` run."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+NAMES = (
+    "sbatch", "srun", "salloc", "squeue", "scancel", "sinfo", "sacct", "scontrol", "sacctmgr", "sshare", "sprio",
+    "sstat",
+)  # fmt: skip
+"""Each is a module of this package with a function `main`."""
+
+
+def run(name: str) -> None:
+    """Run a command with the words of this process, and exit with its status."""
+    try:
+        code = import_module(f"fairlead.slurm.{name}").main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 141
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as problem:
+        print(f"{name}: error: {problem}", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,186 @@
+"""`sbatch`: submit a script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fairlead.slurm.options import Given, error, fail, from_environment, parse
+from fairlead.slurm.server import connect, user_name
+from fairlead.slurm.tables import SBATCH
+from fairlead.slurm.values import format_time
+
+if TYPE_CHECKING:
+    from fairlead.client import Client
+
+NAME = "sbatch"
+VARIABLES = {
+    "chdir": "SBATCH_CHDIR", "time": "SBATCH_TIMELIMIT", "array": "SBATCH_ARRAY_INX", "job-name": "SBATCH_JOB_NAME",
+}  # fmt: skip
+MARK = "#SBATCH"
+
+
+def main(words: list[str]) -> int:
+    given, rest = parse(SBATCH, words)
+    name, script = _script(given, rest)
+    parts = _parts(script)
+    own = Given({**from_environment(SBATCH, os.environ, "SBATCH", VARIABLES), **given})
+    parts[0] = Given({**parts[0], **own})
+    first = parts[0]
+    first.setdefault("job-name", name)
+    with connect(NAME, first) as client:
+        return _submit(client, parts, script, rest[1:] if "wrap" not in first else [])
+
+
+def _script(given: Given, rest: list[str]) -> tuple[str, str]:
+    """Return the name of the job and the text of the script."""
+    if "wrap" in given:
+        if rest:
+            fail(NAME, "Script arguments not permitted with --wrap option")
+        return "wrap", f"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{given['wrap']}\n"
+    path = rest[0] if rest else ""
+    try:
+        if path and path not in ("-", "/dev/stdin"):
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                script = file.read()
+        else:
+            script = sys.stdin.read()
+    except OSError:
+        fail(NAME, f"Unable to open file {path}")
+    if not script.strip():
+        fail(NAME, "Batch script is empty!")
+    if "\0" in script:
+        fail(NAME, "The Slurm controller does not allow scripts that contain a NULL character '\\0'.")
+    first = script.split("\n", 1)[0]
+    if first.endswith("\r"):
+        fail(
+            NAME,
+            "Batch script contains DOS line breaks (\\r\\n)\n"
+            "sbatch: error: instead of expected UNIX line breaks (\\n).",
+        )
+    if not script.startswith("#!"):
+        fail(
+            NAME,
+            "This does not look like a batch script.  The first\n"
+            "sbatch: error: line must start with #! followed by the path to an interpreter.\n"
+            "sbatch: error: For instance: #!/bin/sh",
+        )
+    return os.path.basename(path) if path not in ("", "-", "/dev/stdin") else "sbatch", script
+
+
+def _parts(script: str) -> list[Given]:
+    """Return the options of the #SBATCH lines, for each part of a heterogeneous job."""
+    parts = [Given()]
+    for line in script.splitlines():
+        if line.startswith(MARK) and line[len(MARK) : len(MARK) + 1] in (" ", "\t"):
+            try:
+                words = shlex.split(line.removeprefix(MARK), comments=True)
+            except ValueError as problem:
+                fail(NAME, f"{line}: {problem}; close the quote")
+            if words and words[0] in ("hetjob", "packjob"):
+                parts.append(Given())
+                continue
+            found, rest = parse(SBATCH, words)
+            if rest:
+                error(NAME, f"{line}: {rest[0]} is not an option")
+            parts[-1].update(found)
+        elif line.startswith("#FAIRLEAD"):
+            print(f"{NAME}: warning: #FAIRLEAD lines are ignored; `fairlead submit` reads them", file=sys.stderr)
+        elif line.strip() and not line.startswith("#"):
+            break
+    return parts
+
+
+def _submit(client: Client, parts: list[Given], script: str, arguments: list[str]) -> int:
+    from fairlead.client.calls import Problem
+    from fairlead.slurm.queues import NoSuchPartition
+    from fairlead.slurm.request import Cluster, Wrong, document_of, passed_on
+    from fairlead.wire import operations as op
+
+    first = parts[0]
+    try:
+        document: Any = document_of(
+            parts,
+            Cluster(client),
+            _command(first, script, arguments),
+            first["job-name"],
+            passed_on(first, os.environ),
+            user_name(),
+        )
+        document["labels"] |= _shown(first, document)
+        if "test-only" in first:
+            return _test(client, document)
+        submitted = client.send(op.Submit(document=document))
+    except NoSuchPartition as problem:
+        error(NAME, f"invalid partition specified: {problem}")
+        fail(NAME, "Batch job submission failed: Invalid partition name specified")
+    except Wrong as problem:
+        fail(NAME, str(problem), 255 if str(problem).startswith("Invalid --") else 1)
+    except Problem as problem:
+        if problem.code == "unreachable":
+            raise
+        fail(NAME, f"Batch job submission failed: {problem}")
+    if submitted.warning and "quiet" not in first:
+        print(f"{NAME}: warning: job {submitted.job}: {submitted.warning}", file=sys.stderr)
+    cluster = f";{client.partition}" if client.partition else ""
+    if "parsable" in first:
+        print(f"{submitted.job}{cluster}", flush=True)
+    elif "quiet" not in first:
+        on = f" on cluster {client.partition}" if client.partition else ""
+        print(f"Submitted batch job {submitted.job}{on}", flush=True)
+    return _wait(client, submitted.job) if "wait" in first else 0
+
+
+def _command(given: Given, script: str, arguments: list[str]) -> list[str]:
+    from fairlead.slurm.request import pattern_code, script_parts
+
+    start = files("fairlead.slurm").joinpath("start.sh").read_text()
+    words = script_parts(script)
+    mode = ">>" if given.get("open-mode", "t").lower().startswith("a") else ">"
+    default = "slurm-%A_%a.out" if "array" in given else "slurm-%j.out"
+    name, user = given["job-name"], user_name()
+    code = f"exec <{pattern_code(given.get('input') or '/dev/null', name, user)}"
+    code += f" {mode}{pattern_code(given.get('output') or default, name, user)}"
+    code += f" 2{mode}{pattern_code(given['error'], name, user)}" if given.get("error") else " 2>&1"
+    return ["/bin/sh", "-c", start, "slurm_script", code, str(len(words)), *words, *arguments]
+
+
+def _shown(given: Given, document: Mapping[str, Any]) -> dict[str, str]:
+    """Return labels with the files of a job, from which `scontrol show job` tells where they are."""
+    directory = document["stages"][0]["directory"]
+    output = given.get("output") or ("slurm-%A_%a.out" if "array" in given else "slurm-%j.out")
+    paths = {"output": output, "error": given.get("error") or output}
+    return {f"slurm/{name}": os.path.join(directory, path)[:1000] for name, path in paths.items()} | {
+        "slurm/batch": "1"
+    }
+
+
+def _test(client: Client, document: Mapping[str, Any]) -> int:
+    tried = client.dry_run(document=document, eta=True)
+    if tried.never:
+        fail(NAME, f"allocation failure: Requested node configuration is not available ({tried.never})")
+    from time import time
+
+    eta = None if tried.eta is None else tried.eta.start or tried.eta.not_before
+    at = time() if tried.starts else eta
+    nodes = ",".join(dict.fromkeys(placed.node for placed in tried.placements)) or "(unknown)"
+    cpus = sum(stage.get("count", 1) * stage["resources"]["cpu"] for stage in document["stages"])
+    queue = tried.queue.removeprefix("root.")
+    when = format_time(at, "an unknown time")
+    print(
+        f"{NAME}: Job 0 to start at {when} using {cpus:g} processors on nodes {nodes} in partition {queue}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _wait(client: Client, job: str) -> int:
+    view = client.wait(job)
+    if view.state == "succeeded":
+        return 0
+    codes = [attempt.exit_code for attempt in client.attempts(job).attempts if attempt.exit_code]
+    return max([code & 255 for code in codes], default=1) or 1

@@ -1,0 +1,62 @@
+"""The connection of a command to the server, and the messages of its failures in the form of Slurm's."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from fairlead.slurm.options import Given, fail
+
+if TYPE_CHECKING:
+    from fairlead.client import Client
+
+ANY_CLUSTER = ("", "all", "fairlead", "none")
+"""Names of clusters that mean the default partition of the server."""
+
+
+@contextmanager
+def connect(command: str, given: Given) -> Iterator[Client]:
+    """Yield a client of the partition that `--clusters` names. A failure ends the command with a message."""
+    from fairlead.client.calls import Problem
+    from fairlead.client.endpoint import NotFound
+    from fairlead.client.sync import Client
+
+    cluster = given.get("clusters", "").partition(",")[0]
+    try:
+        with Client(partition="" if cluster in ANY_CLUSTER else cluster) as client:
+            yield client
+    except NotFound as problem:
+        fail(command, str(problem))
+    except Problem as problem:
+        if problem.code == "unreachable":
+            fail(command, f"Unable to contact slurm controller (connect failure): {problem}")
+        fail(command, str(problem))
+
+
+def caller(client: Client) -> str:
+    """Return the user of the token, who may have another name on this machine."""
+    from fairlead.wire import operations as op
+
+    return client.send(op.Whoami()).user
+
+
+@cache
+def user_name() -> str:
+    """Return the name of this process's user."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return os.environ.get("USER", str(os.geteuid()))
+
+
+@cache
+def uid_of(user: str) -> int:
+    """Return the number of a user, as far as this machine knows it; else that of `nobody`."""
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return os.geteuid() if user == os.environ.get("LOGNAME") else 65534

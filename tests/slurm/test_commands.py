@@ -1,0 +1,258 @@
+"""Slurm's commands against a running server with three nodes: what tools send, and what they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.live import PROGRAM, Up, spawners
+from tests.until import SECONDS, until
+
+CONFIG = """
+partitions:
+  default:
+    ready_after: 5s
+    queues: {root: {main: {}, ml: {}}}
+    requestors: [{match: ".*", queue: root.main}]
+"""
+
+
+class Cluster:
+    """A server with nodes n1 to n3, each an agent of four CPUs, and the commands in a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "fairlead.yaml").write_text(CONFIG)
+        self.up = Up(folder / "data", "--config", str(folder / "fairlead.yaml"), agent=False)
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.bin = folder / "bin"
+        self.up.run("slurm", "install", str(self.bin))
+        token = self.up.run("token", "create", "--role", "join", "--uses", "3").splitlines()[-1].split()[-1]
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        self._folders = [folder / name for name in ("n1", "n2", "n3")]
+        self._agents = [
+            subprocess.Popen(
+                [PROGRAM, "agent", "--join", self.up.url, "--user", user, "--for", "ann",
+                 "--name", place.name, "--directory", str(place),
+                 "--resource", "cpu=4", "--resource", "memory=4Gi",
+                 *(("--label", "blue=") if place.name == "n1" else ())],
+                env={**self.up.environment, "FAIRLEAD_TOKEN": token, "HOME": str(folder)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for place in self._folders
+        ]  # fmt: skip
+        until(lambda: len(self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle").splitlines()) == 3)
+
+    def ask(self, *words: str, text: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {**self.up.environment, "PATH": f"{self.bin}:{os.environ['PATH']}", **more}
+        return subprocess.run(
+            [str(self.bin / words[0]), *words[1:]], env=environment, cwd=self.work, capture_output=True,
+            input=text or "", text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+
+    def run(self, *words: str, text: str | None = None, **more: str) -> str:
+        done = self.ask(*words, text=text, **more)
+        assert done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def sbatch(self, *words: str, text: str | None = None) -> str:
+        return self.run("sbatch", "--parsable", *words, text=text).strip()
+
+    def ended(self, job: str) -> str:
+        """Wait for the end of a job, and return its state."""
+        return until(lambda: state if (state := self.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").split()[0])
+                     not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else "")  # fmt: skip
+
+    def file(self, name: str) -> str:
+        return until(lambda: path.read_text() if (path := self.work / name).exists() else "")
+
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.terminate()
+            agent.wait(SECONDS)
+        left = [process for folder in self._folders for process in spawners(folder)]
+        self.up.close()
+        for process in left:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_a_script_runs_with_its_options(cluster: Cluster) -> None:
+    script = """#!/bin/bash
+#SBATCH -J "a name" -c 2 --mem=100 # a comment
+#SBATCH --output=out-%x-%j-%u-%%.txt
+#SBATCH -t 5
+echo "$1" "$SLURM_JOB_NAME" "$SLURM_CPUS_PER_TASK" "$SLURM_MEM_PER_NODE" "$SLURM_JOB_NODELIST" "$SLURM_JOB_NUM_NODES"
+#SBATCH --time=1
+echo "$PWD $MINE $0"
+cat
+"""
+    (cluster.work / "job.sh").write_text(script)
+    done = cluster.ask("sbatch", "job.sh", "one word", MINE="yes")
+    assert re.fullmatch(r"Submitted batch job \d+\n", done.stdout) and not done.stderr
+    job = done.stdout.split()[-1]
+    (cluster.work / "job.sh").write_text("changed")
+    assert cluster.ended(job) == "COMPLETED"
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    first, second = cluster.file(f"out-a name-{job}-{user}-%.txt").splitlines()
+    assert re.fullmatch(r"one word a name 2 100 n[123] 1", first)
+    assert second.startswith(f"{cluster.work} yes ") and "slurm_script" in second
+    shown = cluster.run("scontrol", "show", "job", job)
+    assert f"JobId={job} JobName=a name" in shown and "TimeLimit=00:05:00" in shown and "CPUs/Task=2" in shown
+    assert "JobState=COMPLETED Reason=None" in shown and f"WorkDir={cluster.work}" in shown
+
+
+def test_the_first_three_commands_of_strangers(cluster: Cluster) -> None:
+    """What the first users of another project tried: `--parsable`, `squeue --name`, `%k` and `%A`."""
+    job = cluster.run("sbatch", "--parsable", "-J", "mine", "--comment", "read me", "-H", "--wrap", "true")
+    assert re.fullmatch(r"\d+\n", job)
+    assert cluster.run("squeue", "--name", "mine", "-h", "-o", "%A|%k|%j") == f"{job.strip()}|read me|mine\n"
+    assert cluster.run("squeue", "--name", "other", "-h") == ""
+    cluster.run("scancel", "-n", "mine")
+    assert cluster.ended(job.strip()) == "CANCELLED"
+
+
+def test_an_array_has_ids_and_a_throttle(cluster: Cluster) -> None:
+    job = cluster.sbatch(
+        "-a", "0-5:2,9%1", "--wrap", "echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_JOB_ID $SLURM_ARRAY_TASK_MAX"
+    )
+    until(lambda: cluster.ended(job) == "COMPLETED")
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%t").split() == ["CD"] * 4)
+    assert cluster.file(f"slurm-{job}_4.out") == f"{job} 4 {job}_4 9\n"
+    rows = cluster.run("sacct", "-nX", "-j", job, "--parsable2", "-o", "JobID,State,ExitCode,NCPUS").splitlines()
+    assert rows == [f"{job}_{at}|COMPLETED|0:0|1" for at in (0, 2, 4, 9)]
+    held = cluster.sbatch("-a", "1-5%2", "-H", "--wrap", "true")
+    assert cluster.run("squeue", "-h", "-j", held, "-o", "%i %t %r") == f"{held}_[1-5%2] PD JobHeldUser\n"
+    assert cluster.run("squeue", "-h", "-r", "-j", f"{held}_[2-3]", "-o", "%i").split() == [f"{held}_2", f"{held}_3"]
+    cluster.run("scancel", f"{held}_[1-2]", f"{held}_4")
+    assert cluster.run("squeue", "-h", "-j", held, "-o", "%i").strip() == f"{held}_[3,5%2]"
+    cluster.run("scancel", held)
+
+
+def test_a_job_of_several_nodes_runs_its_script_on_the_first(cluster: Cluster) -> None:
+    job = cluster.sbatch(
+        "-N",
+        "3",
+        "-n",
+        "5",
+        "-c",
+        "1",
+        "--wrap",
+        "echo $SLURM_JOB_NODELIST $SLURM_NTASKS $SLURM_TASKS_PER_NODE; sleep 2; exit 0",
+    )
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%t %D %N").strip() == "R 3 n[1-3]")
+    assert cluster.ended(job) == "COMPLETED"
+    nodes, tasks, spread = cluster.file(f"slurm-{job}.out").split()
+    assert set(cluster.run("scontrol", "show", "hostnames", nodes).split()) == {"n1", "n2", "n3"}
+    assert (tasks, spread) == ("5", "2(x2),1")
+    failed = cluster.sbatch("-N", "2", "--wrap", "exit 4")
+    assert cluster.ended(failed) == "FAILED"
+    [row] = cluster.run("sacct", "-nXP", "-j", failed, "-o", "State,ExitCode,NNodes").split()
+    assert row == "FAILED|4:0|2"
+
+
+def test_wait_exits_as_the_job(cluster: Cluster) -> None:
+    assert cluster.ask("sbatch", "-W", "--wrap", "exit 7").returncode == 7
+    assert cluster.ask("sbatch", "--wait", "-Q", "--wrap", "true").stdout == ""
+
+
+def test_output_is_truncated_or_appended_to(cluster: Cluster) -> None:
+    for mode, lines in (("truncate", 1), ("append", 2)):
+        cluster.run("sbatch", "-W", "-o", "same.txt", "--open-mode", mode, "--wrap", "echo line")
+        assert len((cluster.work / "same.txt").read_text().splitlines()) == lines
+
+
+def test_the_batch_shell_is_warned_before_the_limit(cluster: Cluster) -> None:
+    script = "#!/bin/bash\ntrap 'echo warned; exit 3' USR1\nsleep 60 & wait\n"
+    job = cluster.sbatch("-t", "0:11", "--signal=B:USR1@10", text=script)
+    assert cluster.ended(job) == "FAILED"
+    assert cluster.file(f"slurm-{job}.out") == "warned\n"
+
+
+def test_queues_are_partitions_and_nodes_have_features(cluster: Cluster) -> None:
+    assert cluster.run("sinfo", "-o", "%P,%m") == "PARTITION,MEMORY\nmain,4096\nml,4096\n"
+    job = cluster.sbatch("-p", "ml", "-C", "blue", "-H", "--wrap", "true")
+    assert cluster.run("squeue", "-h", "-p", "ml", "-o", "%P %f").strip() == "ml blue"
+    cluster.run("scontrol", "release", job)
+    assert cluster.ended(job) == "COMPLETED"
+    assert cluster.run("sacct", "-nXP", "-j", job, "-o", "nodelist%-20,partition").strip() == "n1|ml"
+    named = cluster.sbatch("-w", "n[2-3]", "--wrap", "true")
+    assert cluster.ended(named) == "COMPLETED"
+    assert cluster.run("sacct", "-nXP", "-j", named, "-o", "nodelist").strip() == "n[2-3]"
+
+
+def test_json_has_what_tools_read(cluster: Cluster) -> None:
+    job = cluster.sbatch("--wrap", "exit 2")
+    cluster.ended(job)
+    [past] = json.loads(cluster.run("sacct", "--json", "-j", job))["jobs"]
+    assert (past["state"]["current"], past["exit_code"]["return_code"], past["name"]) == ("FAILED", 2, "wrap")
+    live = json.loads(cluster.run("squeue", "--json", "-t", "all", "-j", job))["jobs"]
+    assert [(entry["job_id"], entry["job_state"]) for entry in live] == [(int(job), "FAILED")]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["sbatch", "--foo"], 255, "sbatch: unrecognized option '--foo'\nTry \"sbatch --help\" for more information\n"),
+        (["sbatch", "--bb=1", "--wrap", "true"], 1, "sbatch: error: --bb is not supported: there are no burst buffers"),
+        (["sbatch", "nofile"], 1, "sbatch: error: Unable to open file nofile\n"),
+        (["sbatch", "-p", "no", "--wrap", "true"], 1, "Invalid partition name specified\n"),
+        (["sbatch", "-n", "x", "--wrap", "true"], 1, 'sbatch: error: Invalid numeric value "x" for --ntasks.\n'),
+        (["sbatch", "-t", "x", "--wrap", "true"], 255, "sbatch: error: Invalid --time specification\n"),
+        (["sbatch", "-a", "x", "--wrap", "true"], 1, "Invalid job array specification\n"),
+        (["sbatch", "-d", "foo", "--wrap", "true"], 1, "Job dependency problem\n"),
+        (["squeue", "-t", "foo"], 1, "squeue: error: Invalid job state specified: foo\n"),
+        (["squeue", "-j", "999999"], 1, "slurm_load_jobs error: Invalid job id specified\n"),
+        (["scancel"], 1, "scancel: error: No job identification provided\n"),
+        (["scancel", "abc"], 1, "scancel: error: Invalid job id abc\n"),
+        (["scontrol", "show", "job", "999999"], 1, "slurm_load_jobs error: Invalid job id specified\n"),
+        (["scontrol", "show", "node", "no"], 1, "Node no not found\n"),
+        (["scontrol", "foo"], 1, "invalid keyword: foo\n"),
+    ],
+)
+def test_mistakes_are_told_as_slurm_tells_them(cluster: Cluster, words: list[str], code: int, error: str) -> None:
+    done = cluster.ask(*words)
+    assert done.returncode == code and error in done.stderr, done
+
+
+def test_another_program_is_never_replaced(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    done = cluster.up.ask("slurm", "install", str(tmp_path))
+    assert done.returncode == 1 and "is another program" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["squeue"]
+
+
+def test_a_token_is_not_passed_on(cluster: Cluster) -> None:
+    token = (cluster.up.folder / "token").read_text().strip()
+    done = cluster.ask(
+        "sbatch", "-W", "-o", "env.txt", "--wrap", "env", FAIRLEAD_URL=cluster.up.url, FAIRLEAD_TOKEN=token
+    )
+    assert done.returncode == 0 and token not in (cluster.work / "env.txt").read_text()
+
+
+def test_commands_start_fast() -> None:
+    """Modules that take long to import are not needed by `sbatch`."""
+    code = "import sys, fairlead.slurm.sbatch, fairlead.client.sync; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"typer", "rich", "yaml", "asyncio", "cryptography"} & set(re.findall(r"'(\w+)'", loaded))
