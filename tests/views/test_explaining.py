@@ -33,6 +33,16 @@ def texts(remedies: tuple[Remedy, ...]) -> list[str]:
     return [str(remedy) for remedy in remedies]
 
 
+def test_no_node_with_24_gpus_is_a_remedy() -> None:
+    w = World()
+    w.nodes(3, gpu=8, cpu=32)
+    w.submit(name="first", stages=[stage(3, gpu=8)])
+    w.cycle()
+    gang = w.submit(name="gang", stages=[stage(3, gpu=8)])
+    w.cycle()
+    assert "nodes with capacity for 3 tasks of 8 GPUs are added" in texts(w.why(gang).waiting[0].remedies)
+
+
 def test_a_gang_waits_for_gpus_some_of_which_are_free() -> None:
     w = World()
     w.nodes(2, gpu=4, cpu=8)

@@ -170,6 +170,8 @@ def _merged(blocks: tuple[Block, ...]) -> list[Block]:
 
 ONE_NODE = 4
 """Nodes for more tasks than this are described by their tasks, because one node may be too small for them."""
+ONE_NODE_GPUS = 8
+"""Likewise for tasks that need more GPUs than this together."""
 NAMED = 3
 """A remedy names at most this number of nodes, and of stages whose tasks end."""
 
@@ -228,7 +230,8 @@ class AddNodes(Step, frozen=True):
         )
 
     def __str__(self) -> str:
-        if self.nodes == 1 and self.tasks > ONE_NODE:
+        gpus = dict(self.resources).get(GPU, 0)
+        if self.nodes == 1 and self.tasks > 1 and (self.tasks > ONE_NODE or gpus > ONE_NODE_GPUS * 1000):
             each = format_amounts(sorted(self.per_task)) or "any resources"
             nodes, has, several = "nodes", f"capacity for {self.tasks} tasks of {each}", True
         else:
