@@ -478,7 +478,7 @@ def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner
     first, second = (spawner.launch("sleep 1000 & sleep 1000", number=number)[0] for number in (1, 2))
     spawner.until(lambda: len(spawner.started) == 2)
     limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, limit[1]))  # `poll` needs as many as it waits for
     spawner.send("stop", [(first, 0.0)])
     waiting = spawner_link._open(spawner.directory)  # it cannot be accepted
     assert waiting is not None

@@ -167,23 +167,27 @@ def test_run_does_not_offer_a_file(up: Up) -> None:
     assert "--file" not in up.ask("run").stderr
 
 
-def test_input_of_run_is_refused(up: Up, tmp_path: Path) -> None:
-    done = up.ask("run", "--", "wc", "-c", text="hello")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "a task reads no standard input" in done.stderr
+def test_input_of_run_goes_to_its_only_task(up: Up, tmp_path: Path) -> None:
+    assert up.run("run", "--", "wc", "-c", text="hello") == "5\n"
     (tmp_path / "in").write_text("hello")
     with (tmp_path / "in").open() as file:
         done = subprocess.run(
             [PROGRAM, "run", "wc", "-c"], env=up.environment, stdin=file, capture_output=True, text=True, check=False
         )
-    assert done.returncode == 2 and "a task reads no standard input" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "5\n")
     assert up.run("run", "--", "wc", "-c", text="") == "0\n"
+    for many in (("--array", "2"), ("--gang", "2", "--cpu", "1")):
+        refused = up.ask("run", *many, "--", "wc", "-c", text="hello")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "standard input goes to a single task" in refused.stderr
+    refused = up.ask("run", "--tries", "2", "--", "wc", "-c", text="hello")
+    assert refused.returncode == 2 and "can be read only once" in refused.stderr
 
 
 def test_input_of_run_that_comes_late_is_told(up: Up) -> None:
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [PROGRAM, "run", "--shell", "echo hi; sleep 0.5"],
+        [PROGRAM, "run", "--array", "1", "--shell", "echo hi; sleep 0.5"],
         env={**up.environment, "PYTHONUNBUFFERED": "1"},
         stdin=reading,
         stdout=subprocess.PIPE,

@@ -142,7 +142,15 @@ GANG = {
             "on_loss": "restart",
             "near": "rack",
         },
-        {"name": "ps", "count": 2, "min": 1, "resources": {"cpu": 0.5}, "scaling": "partial", "apart": True},
+        {
+            "name": "ps",
+            "count": 2,
+            "min": 1,
+            "resources": {"cpu": 0.5},
+            "scaling": "partial",
+            "apart": True,
+            "pty": True,
+        },
     ],
 }
 PICKY = {

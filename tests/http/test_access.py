@@ -21,7 +21,7 @@ ROLES = {
     "history attempts kill hold release requeue stopTasks scale setPriority tryPriority nodes node queues queue lanes "
     "holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "
     "logout map live timeline pastMap pastQueues sentences mapTasks loans "
-    "closures",
+    "closures openTunnel",
     "operator": "moveNode closeNodes openNodes removeNode revokeNode moveQueue bringToFront resetLane releaseHold "
     "markReady config validateConfig shares setShares managers registerManager updateManager removeManager "
     "managerState managerWaiting managerEvents movePool scalePool servers drainServer enableServer whatIf trace",

@@ -16,6 +16,7 @@ import msgspec
 
 from fairlead.agent.session import Channel, KeyRenewed, Refused, Session
 from fairlead.agent.task_table import Frame, TaskTable
+from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Hello, Tasks
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Outside(Protocol):
 
     async def waiting_results(self) -> list[Tasks]:
         """Return the tasks whose result files the server has not stored yet."""
+
+    def open_tunnel(self, request: wire.OpenTunnel) -> None:
+        """Connect a tunnel between the server and a spawner."""
 
     def owner_of(self, user: str) -> str:
         """Return the user of the spawner that runs the tasks of a user; empty if all users share spawners."""

@@ -70,7 +70,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
     results = (spec.results, spec.max_result_files, spec.max_result_bytes) if spec.results else None
-    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results
+    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results, spec.stdin
 
 
 def own_variables(

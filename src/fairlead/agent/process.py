@@ -30,6 +30,7 @@ from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
 from fairlead.agent.task_logs import remove_old
 from fairlead.agent.task_table import TaskTable
+from fairlead.agent.tunnel import Tunnels
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.addresses import servers
 from fairlead.wire.agent_messages import MAX_MESSAGE_BYTES, PATH, Hello
@@ -47,6 +48,8 @@ SWEEP = 3600.0
 """Seconds between two removals of old logs."""
 MAX_SPAWNERS = 16
 """A spawner starts up to 2,500 quick tasks a second, and takes 5 MB of its own."""
+MAX_TUNNELS, USER_TUNNELS = 500, 100
+"""Tunnels that are connected to this node at a time, of all users and of one."""
 OPEN_TIME = 5.0
 """Seconds to open a connection to a server, before another attempt."""
 OUT_OF_TIME = (9, 10)
@@ -115,6 +118,9 @@ class Agent:
         self.server = settings.join
         self._servers = servers(settings.join)
         """The URLs of the servers, the next one first."""
+        self._now_at = self._servers[0]
+        """The URL of the server that it is connected to."""
+        self._tunnels = Tunnels(MAX_TUNNELS, USER_TUNNELS)
         self._joining = Joining(self.table, self, self._identity, self.epoch, log, cores=os.cpu_count() or 1)
         self.joined = self._joining.joined
         """Set while the agent is joined to a server."""
@@ -180,7 +186,7 @@ class Agent:
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:
         settings = self._settings
         # Try one server after the other: only the one that leads accepts an agent.
-        url = self._servers[0]
+        url = self._now_at = self._servers[0]
         self._servers.append(self._servers.pop(0))
         try:
             async with connect(
@@ -207,6 +213,38 @@ class Agent:
         except WebSocketException as problem:
             raise ConnectionError(str(problem)) from problem
 
+    def open_tunnel(self, request: wire.OpenTunnel) -> None:
+        # The spawner of a running task is known; after its end it may be any of the user's.
+        folders = [self._folder_of(at) for at in self.table.spawners_of(request.user)]
+        url = f"{_address(self._now_at, '')}/{request.ticket}"
+
+        async def serve() -> None:
+            connections: list[ClientConnection] = []
+
+            async def dial() -> _Channel:
+                trust = _trust(url, self._settings.authority)
+                connections.append(
+                    await connect(url, compression=None, max_size=None, max_queue=4, ssl=trust, proxy=None)
+                )
+                return _Channel(connections[0])
+
+            try:
+                await self._tunnels.serve(request, folders, dial)
+            except (OSError, WebSocketException) as problem:
+                self._log("tunnel not opened", {"user": request.user, "problem": str(problem)})
+            finally:
+                for connection in connections:
+                    await connection.close()
+
+        task = asyncio.create_task(serve())
+        self._parts.add(task)
+        task.add_done_callback(self._parts.discard)
+
+    def _folder_of(self, at: int) -> Path:
+        if self._helper is None:
+            return self._directory / f"spawner-{at}"
+        return self._helper.users / self.table.users[at]
+
     def describe(self, address: str) -> Hello:
         settings = self._settings
         return Hello(
@@ -226,10 +264,10 @@ class Agent:
     def open_link(self, at: int, user: str) -> Link:
         helper = self._helper
         if helper is None:
-            folder = prepare(self._directory / f"spawner-{at}")
+            folder = prepare(self._folder_of(at))
             start: Callable[[], Awaitable[str]] = OwnSpawner(folder, prepare(self._directory / "logs")).start
         else:
-            folder, start = helper.users / user, partial(helper.start, user)
+            folder, start = self._folder_of(at), partial(helper.start, user)
         link = Link(
             folder,
             start,

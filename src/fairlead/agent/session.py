@@ -154,6 +154,8 @@ class Session:
                     remove_results, self._logs_of(user), self._lists, tasks, self._agent.outside.owner_of(user)
                 )
                 asyncio.get_running_loop().run_in_executor(None, work)  # a folder of a user may be slow
+            case wire.OpenTunnel():
+                self._agent.outside.open_tunnel(message)
             case wire.LogCancel():
                 reader = self._readers.pop(message.request, None)
                 if reader is not None:

@@ -113,7 +113,7 @@ def _line(event: yaml.Event) -> int | None:
 
 
 STDIN = 0
-REMEDY = "a task reads no standard input; pass a file in its arguments, or add `< /dev/null`"
+REMEDY = "standard input goes to a single task; pass a file in the arguments of the tasks, or add `< /dev/null`"
 
 
 def need_file(path: Path) -> None:
@@ -147,6 +147,15 @@ def document_of(
     if not isinstance(document, dict):
         fail(f"{file}: {otherwise}")
     return document
+
+
+def may_have_input() -> bool:
+    """True if standard input is a terminal, a file, a pipe or a socket, but not if it is closed or /dev/null."""
+    try:
+        mode = os.fstat(STDIN).st_mode
+    except OSError:
+        return False
+    return os.isatty(STDIN) or stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def has_input() -> bool:

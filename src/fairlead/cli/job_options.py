@@ -143,6 +143,7 @@ class JobOptions(Options):
         "may be repeated. The name may have %j, %s, %a and %r as in --output. `fairlead results` fetches the files.",
         metavar="PATTERN",
     )
+    pty: bool = option("Give each task a terminal. `fairlead attach` enters it.")
     shell: bool = option("Run the words of COMMAND as one line in a shell, with /bin/sh -c.")
 
     @property
@@ -177,6 +178,9 @@ class JobOptions(Options):
         """Return the fields of a stage that options give."""
         if self.shell and not self.command:
             raise wrong("--shell", "there is no COMMAND; write the line for the shell behind --, or drop --shell")
+        environment = pairs(self.env, "--env")
+        if self.pty and "TERM" in os.environ:
+            environment.setdefault("TERM", os.environ["TERM"])
         for name in ("estimate", "time_limit"):
             check_duration(getattr(self, name), _option(name))
         if self.array and self.gang:
@@ -194,12 +198,13 @@ class JobOptions(Options):
             "parameters": parameters,
             "count": self.gang,
             "resources": self._resources(),
-            "environment": pairs(self.env, "--env"),
+            "environment": environment,
             "secrets": pairs(self.secret, "--secret"),
             "selectors": pairs(self.selector, "--selector"),
             "where": self.where,
             "prefer": self._preferences(),
             "apart": self.apart,
+            "pty": self.pty,
             "tolerations": self.toleration,
             "results": self.result,
             **{name: getattr(self, name) for name in OF_STAGE},

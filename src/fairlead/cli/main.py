@@ -41,6 +41,7 @@ from fairlead.cli.simulate import simulate
 from fairlead.cli.slurm import slurm
 from fairlead.cli.submit import run, submit
 from fairlead.cli.task_output import logs
+from fairlead.cli.terminal import attach, forward
 from fairlead.cli.token import token
 from fairlead.cli.top import top
 from fairlead.cli.typer_commands import Group
@@ -60,7 +61,7 @@ def demo() -> None:
 
 
 PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
-    "Run work": (submit, run, wait, logs, results),
+    "Run work": (submit, run, attach, forward, wait, logs, results),
     "Look": (ps, show, explain, eta, story, top, watch, history, usage),
     "Change": (kill, hold, release, requeue, replace, scale, priority),
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
@@ -83,7 +84,7 @@ PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Simulate": (demo, simulate, shadow, whatif, export_trace),
 }
 """Heading in `fairlead --help` → the commands below it."""
-WORDS_AFTER = (submit, run)
+WORDS_AFTER = (submit, run, attach)
 """Commands that pass all words after the program on to the program: `fairlead run ls -l` runs `ls -l`."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from fairlead.cli.input_files import REMEDY, has_input
+from fairlead.cli.input_files import REMEDY, STDIN, has_input, may_have_input
 from fairlead.cli.job_options import JobOptions, PodOptions, set_values
 from fairlead.cli.job_script import read_script
 from fairlead.cli.option_values import wrong
@@ -26,23 +27,29 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """The signal that interrupts a command. It raises `KeyboardInterrupt` only after `raises` was called."""
+    """What signals do to a command that waits for a job: the first one kills the job, and the second one ends the
+    command, by `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
-        self.signal: int = signal.SIGINT
-        self._heard = False
-        self._raising = False
+        self.signal = 0
+        """The first signal; 0 if there was none."""
+        self._kill: Callable[[], None] | None = None
 
-    def raises(self) -> None:
-        """Raise on signals from now on, because the job can now be killed. Raise at once if one has arrived."""
-        self._raising = True
-        if self._heard:
-            raise KeyboardInterrupt
+    def kills(self, kill: Callable[[], None]) -> None:
+        """Call `kill`, in a thread, at the first signal; at once if it has arrived."""
+        self._kill = kill
+        if self.signal:
+            self._begin()
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        self.signal, self._heard = number, True
-        if self._raising:
+        if self.signal and self._kill is not None:
             raise KeyboardInterrupt
+        self.signal = number
+        if self._kill is not None:
+            self._begin()
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._kill, daemon=True).start()
 
 
 @contextmanager
@@ -111,7 +118,7 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions, context: t
         if options.dry_run:
             _try(client, document, options)
         elif options.wait or options.follow:
-            _submit_and_wait(client, document, options.follow, options)
+            _submit_and_wait(client, document, "logs" if options.follow else "", options)
         else:
             submitted = _send(client, document)
             options.show({"job": submitted.job, "warning": submitted.warning}, [submitted.job])
@@ -120,18 +127,41 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions, context: t
 def run(job: JobOptions, common: Common) -> None:
     """Run a command on the cluster and show its output.
 
-    The exit code is that of the command. Ctrl-C, SIGTERM and SIGHUP kill the job. A second Ctrl-C leaves at once,
-    without waiting until the job has stopped. The command on the cluster has no standard input: `fairlead run` refuses
-    input from a file or a pipe.
+    Standard input goes to the command, unless it has several tasks. With --pty the command has a terminal:
+
+    fairlead run --pty bash
+
+    tar c data | fairlead run -- sort-it | less
+
+    The exit code is that of the command. Ctrl-C, SIGTERM and SIGHUP kill the job, and its output is shown until its
+    end. A second Ctrl-C leaves at once. With --pty, Ctrl-C and Ctrl-Z reach the command, and a line that begins with ~.
+    leaves and kills the job. While the connection is lost, the job continues; it is opened again for a minute.
     """
-    if has_input():
+    single = not (job.array or job.grid or job.each_line or (job.gang or 1) > 1)
+    if job.pty and not single:
+        raise wrong("--pty", "the job has several tasks, and one terminal shows one; use submit --pty, and attach")
+    streams = single and (job.pty or may_have_input())
+    if not streams and has_input():
         common.fail(REMEDY, 2)
     try:
         with common.client() as client:
-            _submit_and_wait(client, job.document(client, None, ""), True, common)
+            document = job.document(client, None, "")
+            if streams:
+                _connect_input(document, job)
+            _submit_and_wait(client, document, "streams" if streams else "logs", common)
     finally:
-        if has_input():  # input that arrived later
+        if not streams and has_input():  # input that arrived later
             typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)
+
+
+def _connect_input(document: dict[str, Any], job: JobOptions) -> None:
+    """Let the only task of a job read standard input. It can be read once, so the task runs once."""
+    [stage] = document["stages"]
+    if not job.pty:
+        if (job.tries or 1) > 1 and not os.isatty(STDIN):
+            raise wrong("--tries", "standard input can be read only once; leave it out, or add `< /dev/null`")
+        stage["stdin"] = True
+        stage.setdefault("on_loss", "fail")
 
 
 def _send(client: Client, document: Any) -> wire.Submitted:
@@ -144,27 +174,36 @@ def _send(client: Client, document: Any) -> wire.Submitted:
     return submitted
 
 
-def _submit_and_wait(client: Client, document: dict[str, Any], follow: bool, common: Common) -> None:
+def _submit_and_wait(
+    client: Client, document: dict[str, Any], show: Literal["", "logs", "streams"], common: Common
+) -> None:
     """Submit a job, wait for its end, and exit with its status. An interrupt kills the job."""
     from fairlead.cli.statusline import wait_for
     from fairlead.cli.task_output import follow_job
+    from fairlead.cli.terminal import converse_with_job
 
     with interrupts() as interrupt:
         job = _send(client, document).job
-        if not (follow or common.as_json):
+        if not (show or common.as_json):
             typer.echo(job)
+        interrupt.kills(lambda: _kill(client, job))
         try:
-            interrupt.raises()
-            if follow:
+            if show == "logs":
                 follow_job(client, job)
+            elif show == "streams":
+                converse_with_job(client, job, lambda: interrupt.hear(signal.SIGINT, None))
             view = client.wait(job) if common.as_json else wait_for(client, job)
         except KeyboardInterrupt:
-            _kill(client, job)
             raise typer.Exit(128 + interrupt.signal) from None
     if common.as_json:
         print_json(view)
+    elif interrupt.signal:
+        with suppress(OSError):  # the terminal may be gone
+            print_text(f"fairlead: job {job} was killed", err=True)
     elif view.state != "succeeded":
         print_text(f"fairlead: job {view.id} {view.state}{f': {view.reason}' if view.reason else ''}", err=True)
+    if interrupt.signal:
+        raise typer.Exit(128 + interrupt.signal)
     if view.state != "succeeded":
         code = next((task.exit_code for task in client.tasks(job) if task.exit_code), 1)
         raise typer.Exit(code if 0 < code < 256 else 1)
@@ -189,13 +228,13 @@ def _try(client: Client, document: dict[str, Any], common: Common) -> None:
 
 
 def _kill(client: Client, job: str) -> None:
-    """Kill a job and wait until its last process has ended. A second interrupt ends the wait."""
-    client.kill(job)
+    """Kill a job."""
+    from fairlead.client import Problem
+
     with suppress(OSError):  # the terminal may be gone
         typer.echo(f"fairlead: killing job {job}; press Ctrl-C again to leave without waiting", err=True)
     try:
-        client.wait(job)
-    except KeyboardInterrupt:
-        return
-    with suppress(OSError):
-        typer.echo(f"fairlead: job {job} was killed", err=True)
+        client.kill(job)
+    except Problem as problem:
+        with suppress(OSError):
+            typer.echo(f"fairlead: job {job} was not killed: {problem}", err=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -204,6 +206,30 @@ class Client(Caller, Shortcuts):
                     raise
             failures += 1
             time.sleep(pause(failures))
+
+    def attach(
+        self, job: str, command: list[str], stage: str = "", index: int = 0, input: bytes = b""
+    ) -> CompletedProcess[bytes]:
+        """Run a command beside a running task, with its user, environment and limits. Return its output and exit code.
+
+        Raise `Problem` if the task does not run, or the command cannot be started.
+        """
+        from fairlead.client.tunnel import capture
+
+        wanted = op.OpenTunnel(job=job, tunnel=uuid4().hex, kind="command", stage=stage, index=index, command=command)
+        return capture(self, wanted, input)
+
+    @contextmanager
+    def forward(self, job: str, port: int, stage: str = "", index: int = 0, local: int = 0) -> Iterator[int]:
+        """Bring a port of a running task to this machine, in a thread. Yield the local port, by default a free one.
+
+        Raise `Problem` at the end if the connection to the task was lost for too long.
+        """
+        from fairlead.client.tunnel import forwarding
+
+        wanted = op.OpenTunnel(job=job, tunnel=uuid4().hex, kind="ports", stage=stage, index=index)
+        with forwarding(self, wanted, port, local) as number:
+            yield number
 
     # -- requests ------------------------------------------------------------------------------------------------
 

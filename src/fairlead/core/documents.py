@@ -133,6 +133,8 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         indices=array.indices,
         parameters=parameters,
         throttle=array.throttle,
+        pty=read.flag("pty", False),
+        stdin=read.flag("stdin", False),
     )
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
@@ -143,6 +145,9 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         )
     for variable, name in stage.secrets:
         check_name(name, read.at(f"secrets.{variable}"))
+    if stage.pty and (stage.output or stage.error):
+        key = "output" if stage.output else "error"
+        raise Refused(read.at(key), "the output of a task with a pty goes to its terminal and its log; leave it out")
     if stage.time_limit == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
     read.close()

@@ -96,6 +96,10 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     parameters: Parameters = ()
     throttle: int = 0
     """The number of tasks that may run at a time; 0 for no bound."""
+    pty: bool = False
+    """True if each task has a terminal."""
+    stdin: bool = False
+    """True if a client may write to the standard input of a task."""
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import suppress
 from functools import partial
 from itertools import count as numbers
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from time import monotonic
 from typing import Any
 
@@ -40,6 +40,7 @@ from fairlead.engines.engine import (
 from fairlead.engines.launches import stops_of, tasks_of
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Tasks, decode_from_agent, encode
+from fairlead.wire.unserved import Unserved
 
 GREETING_TIME = 10.0
 """Seconds that a new connection has to authenticate its node and send `Hello`."""
@@ -49,6 +50,10 @@ RENEWAL_TIME = 2.0
 """Seconds that an agent has to send a new key after its credential expired, for example by a clock jump."""
 MAX_REASON = 200
 """Largest number of characters of the reason for which a node is drained."""
+TUNNEL_TIME = 15.0
+"""Seconds that an agent has to open a connection for a tunnel."""
+TUNNELS_FROM = 3
+"""The version of messages from which on agents open tunnels."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
@@ -94,6 +99,8 @@ class Agents:
         self._led: dict[str, LedPartition] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
+        self._tickets: dict[str, asyncio.Future[Connection]] = {}
+        """Ticket of a tunnel → where the agent's connection for it is awaited."""
         self._connections = numbers(1)
 
     # -- engine interface ----------------------------------------------------------------------------------------
@@ -624,6 +631,49 @@ class Agents:
         attached = led.attached.get(node) if led is not None else None
         if attached is not None:
             attached.put(wire.Taken(tasks, user))
+
+    async def open_tunnel(self, partition: str, node: str, request: wire.OpenTunnel) -> Connection:
+        """Let the agent of a node open a connection for a tunnel, and return it.
+
+        Raises `Away` if the node is not connected or does not answer, and `Refused` if there can be no tunnel.
+        """
+        led = self._led.get(partition)
+        attached = led.attached.get(node) if led is not None else None
+        if led is None or attached is None or not attached.open:
+            raise Away(f"node {node} is not connected; try again when it is back")
+        if led.nodes[node].speaks < TUNNELS_FROM:
+            raise Refused("node", f"the agent of node {node} is too old for tunnels; update it", "conflict")
+        ticket = token_hex(16)
+        awaited: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._tickets[ticket] = awaited
+        try:
+            attached.put(msgspec.structs.replace(request, ticket=ticket))
+            async with asyncio.timeout(TUNNEL_TIME):
+                connection = await awaited
+                answer = (await connection.recv()).decode("utf-8", "replace")
+        except TimeoutError:
+            raise Away(f"node {node} does not answer; try again") from None
+        except Closed:
+            raise Away(f"node {node} has closed the connection; try again") from None
+        finally:
+            del self._tickets[ticket]
+        if answer != "+":
+            await connection.close(1000, "refused")
+            status, _, problem = answer.partition(" ")
+            code = {"404": "gone", "429": "too many", "503": "unavailable"}.get(status, "conflict")
+            if code in ("too many", "unavailable"):
+                raise Unserved(code, f"{problem} (node {node})", 1)
+            raise Refused("task", f"{problem} (node {node})", code)
+        return connection
+
+    def claim(self, ticket: str, connection: Connection) -> bool:
+        """Give the connection of an agent to the tunnel that waits for it. Return False if none does."""
+        awaited = self._tickets.get(ticket)
+        if awaited is None or awaited.done():
+            return False
+        connection.trust()
+        awaited.set_result(connection)
+        return True
 
     async def _read(
         self, partition: str, node: str, asked: wire.LogRequest | wire.OutputRequest

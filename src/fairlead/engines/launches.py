@@ -119,6 +119,7 @@ class Orders:
             settings.max_result_files if spec.results else 0,
             settings.max_result_bytes if spec.results else 0,
             tuple(name for name, _ in spec.parameters),
+            "pty" if spec.pty else "pipe" if spec.stdin else "",
         )
 
     def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:

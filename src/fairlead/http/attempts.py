@@ -41,7 +41,8 @@ class TaskAttempts:
     def __init__(
         self, services: Services, partition: str, job_id: str, number: int, stage: str, index: int, stream: str
     ) -> None:
-        """`stage` may be empty if the job has only one stage. `stream` is that of the wanted log: out or err."""
+        """`stage` may be empty if the job has only one stage. `stream` is that of the wanted log: out or err; empty
+        if no log is wanted."""
         self._stream = stream
         self._services = services
         self._partition = partition
@@ -118,7 +119,7 @@ class TaskAttempts:
             if self._index >= stage.count:
                 raise Refused("index", f"stage {stage.name} has {stage.count} tasks, and they count from 0", "missing")
             place = stage.spec.output if self._stream == "out" else stage.spec.error or stage.spec.output
-            if place:
+            if self._stream and place:
                 problem = f"the output of stage {stage.name} goes to {shown(place)} on its node; read it there"
                 raise Refused("log", problem, "conflict")
             if self._moved is None or self._moved.done():

@@ -32,7 +32,7 @@ from fairlead.identity.sessions import Sessions
 from fairlead.identity.tokens import Token, Tokens
 from fairlead.views.metrics.metrics import Metrics
 from fairlead.wire import api as wire
-from fairlead.wire.agent_messages import LogPart, LogRequest
+from fairlead.wire.agent_messages import LogPart, LogRequest, OpenTunnel
 from fairlead.wire.operation import BYTES, EVENTS, Followed
 from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story
 from fairlead.wire.unserved import Unserved
@@ -64,6 +64,10 @@ class Hub(Protocol):
     def connected(self, partition: str) -> dict[str, float]: ...
 
     def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
+
+    async def open_tunnel(self, partition: str, node: str, request: OpenTunnel) -> Connection: ...
+
+    def claim(self, ticket: str, connection: Connection) -> bool: ...
 
 
 class InPartition(Protocol):

@@ -16,11 +16,12 @@ from fairlead.control.control import Control
 from fairlead.control.partition import REQUEST_USER, REVISION, Revision
 from fairlead.http.connection_limits import Connections, network_of
 from fairlead.http.page import Page
-from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, header, problem_of
+from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, header, problem_of, problem_response
 from fairlead.http.strangers import Buckets, Strangers
 from fairlead.identity.sessions import HEADER, Sessions
 from fairlead.identity.smallfile import FileProblem
 from fairlead.identity.tokens import Token, Tokens
+from fairlead.wire.agent_messages import PATH
 from fairlead.wire.operations import rows
 from fairlead.wire.unserved import Unserved
 
@@ -65,7 +66,7 @@ class Gate:
     def __init__(
         self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
     ) -> None:
-        """`app` is the application for requests, `agents` the one for WebSockets of agents."""
+        """`app` is the application for requests and tunnels, `agents` the one for WebSockets of agents."""
         self._control = control
         self._page = Page()
         self._sessions = sessions
@@ -86,7 +87,9 @@ class Gate:
             return await self._app(scope, receive, send)
         try:
             if scope["type"] == "websocket":
-                return await self._agents(scope, receive, send)
+                if scope["path"].startswith(PATH):
+                    return await self._agents(scope, receive, send)
+                return await self._tunnel(scope, receive, send)
             if self._page.has(scope["path"]) and scope["method"] in ("GET", "HEAD"):
                 return await self._page(scope, receive, send)
             caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else await self._caller(scope)
@@ -108,6 +111,24 @@ class Gate:
             await self._app(scope, body.receive, send_with_revision)
         finally:
             body.close()
+
+    async def _tunnel(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on the request for a tunnel, whose answer may be a refusal like any other."""
+        await receive()
+
+        async def send_on(message: Any) -> None:
+            if message["type"].startswith("http."):
+                message["type"] = f"websocket.{message['type']}"
+            await send(message)
+
+        try:
+            caller = scope["caller"] = await self._caller(scope)
+            scope["trust"](caller)
+        except Unserved as refusal:
+            return await problem_response(problem_of(refusal)).send(receive, send_on)
+        REQUEST_USER.set("" if caller.operator else caller.user)
+        scope["method"] = "GET"
+        await self._app(scope, receive, send_on)
 
     def recognize(self, scope: Scope) -> Token | None:
         """Return the token of a request if it is valid."""

@@ -25,6 +25,7 @@ from fairlead.http.connection_limits import Connections
 from fairlead.http.listener import Listener
 from fairlead.http.middleware import Gate
 from fairlead.http.responses import MEDIA_TYPE, Scope, problem_of
+from fairlead.identity.tokens import Token
 from fairlead.wire.agent_messages import MAX_FIRST_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from fairlead.wire.unserved import Unserved
 
@@ -39,7 +40,11 @@ HEAD_BYTES = 16 * 1024
 HEAD_LINES = 102
 """A first line, 100 headers, and an empty line."""
 PIECE_BYTES = 4 * 1024
-"""Bytes of a body or of messages that are parsed at a time."""
+"""Bytes of a body that are parsed at a time."""
+MESSAGE_BYTES = 64 * 1024
+"""Bytes of the messages of an agent or a user that are parsed at a time."""
+MAX_TUNNEL_BYTES = 1 << 20
+"""Largest message of a user."""
 PARSED_AT_ONCE = 16 * 1024
 """Bytes of one connection that are parsed before other connections have their turn."""
 SMALL_BYTES = 512
@@ -206,7 +211,10 @@ class Protocol(HttpToolsProtocol):
             return
         self._upgrading = True
         self.flow.pause_reading()
-        self._gate.strangers.begin(self.client, self._upgrade)
+        if self._gate.recognize(cast(Scope, {"headers": self.headers})) is not None:
+            self._upgrade()
+        else:
+            self._gate.strangers.begin(self.client, self._upgrade)
 
     def _upgrade(self) -> None:
         if not self.transport.is_closing():
@@ -307,7 +315,7 @@ def _body_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket of an agent. Before the key of its node is checked, only small messages are accepted."""
+    """A WebSocket of an agent or a user. Until its key or token has been checked, only small messages are accepted."""
 
     _messages, _pings = 0, 0
 
@@ -348,7 +356,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if not self._trusted and len(self._unparsed) > HEAD_BYTES:
                 self.transport.abort()
                 return
-            size = PIECE_BYTES if self._trusted else SMALL_BYTES
+            size = MESSAGE_BYTES if self._trusted else SMALL_BYTES
             piece = bytes(memoryview(self._unparsed)[:size])
             del self._unparsed[:size]
             super().data_received(piece)
@@ -380,11 +388,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._alarm = self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
         await super().send(message)
 
-    def _trust(self) -> None:
-        self.conn.max_message_size = self._largest = MAX_MESSAGE_BYTES
+    def _trust(self, user: Token | None = None) -> None:
+        """Accept more: the key of a node has been checked, or the token of a user."""
+        self.conn.max_message_size = self._largest = MAX_MESSAGE_BYTES if user is None else MAX_TUNNEL_BYTES
         self._trusted = True
         if self.client is not None:
-            _connections(self.config).trust(self.client)
+            _connections(self.config).trust(self.client, user)
         self._parse()
 
 

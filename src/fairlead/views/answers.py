@@ -99,6 +99,7 @@ def _stage_answer(stage: Stage, tasks: list[wire.TaskGroup]) -> wire.Stage:
         throttle=stage.throttle or None,
         time_limit=optional_seconds(stage.terms.time_limit),
         tasks=tasks,
+        pty=spec.pty,
     )
 
 

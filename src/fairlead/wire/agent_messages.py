@@ -14,7 +14,7 @@ import msgspec
 
 VERSION = 1
 """The version of the handshake."""
-SPEAKS = 2
+SPEAKS = 3
 """The version of the messages after it. Older ends ignore fields that they do not know."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message."""
@@ -75,6 +75,8 @@ class Spec(Message, frozen=True):
     max_result_bytes: int = 0
     parameters: tuple[str, ...] = ()
     """Names of the parameters of a sweep."""
+    stdin: str = ""
+    """`pipe` or `pty` if a tunnel leads to the standard input, else empty."""
 
 
 class Place(Message, frozen=True):
@@ -181,7 +183,8 @@ class Hello(Message, frozen=True, tag=1):
     epoch: int = 0
     """The highest epoch of a server that the agent has seen; 0 if none."""
     speaks: int = 1
-    """The version of these messages that the agent speaks. From 2 on it chooses the ports of gangs."""
+    """The version of these messages that the agent speaks. From 2 on it chooses the ports of gangs; from 3 on it opens
+    tunnels."""
     meetings: tuple[Meeting, ...] = ()
     """The ports that it has chosen."""
 
@@ -398,6 +401,30 @@ class Taken(Message, frozen=True, tag=13):
     user: str
 
 
+class OpenTunnel(Message, frozen=True, tag=14):
+    """A request to connect a tunnel to a running task (`wire/tunnels.py`). The agent opens a WebSocket to `PATH` and
+    `/TICKET` for it, and its first message there is `+`, or the problem after its status."""
+
+    ticket: str
+    """Random; it admits one connection, within seconds."""
+    number: int
+    stage: str
+    index: int
+    attempt: int
+    user: str
+    """The user that submitted the job, and that asks for the tunnel."""
+    tunnel: str
+    """The number of the tunnel, which its client chose."""
+    new: bool
+    """True if the client has not been connected before."""
+    kind: str
+    """`task`: the standard streams of the task. `command`: a new process beside it. `ports`: connections to ports."""
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    directory: str = ""
+    terminal: bool = False
+
+
 FromServer = (
     Welcome
     | Work
@@ -412,6 +439,7 @@ FromServer = (
     | Renewed
     | OutputRequest
     | Taken
+    | OpenTunnel
 )
 
 

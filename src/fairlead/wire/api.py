@@ -48,6 +48,10 @@ class StageDocument(Request, kw_only=True):
     fastest. A `{name}` in the command is the value of the task, and so is its variable FAIRLEAD_PARAM_name."""
     throttle: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     """How many of the tasks may run at a time."""
+    pty: bool | UnsetType = UNSET
+    """Give each task a terminal, to which a client can connect with a tunnel."""
+    stdin: bool | UnsetType = UNSET
+    """Let a client write to the standard input of a task through a tunnel. Without it the input is empty."""
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
@@ -396,6 +400,8 @@ class Stage(Answer, frozen=True, kw_only=True):
     """In seconds."""
     tasks: list[TaskGroup] = []
     """The tasks in groups, if they were asked for."""
+    pty: bool = False
+    """True if its tasks have terminals."""
 
 
 class Job(Answer, frozen=True, kw_only=True):

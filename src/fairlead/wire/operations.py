@@ -243,6 +243,36 @@ class Attempts(OfPartition[wire.Attempts], GET="jobs/{job}/attempts"):
     limit: Limit = 100
 
 
+class OpenTunnel(OfPartition[bytes], GET="jobs/{job}/tunnel", status=101, media=BYTES):
+    """Open a tunnel to a running task, as a WebSocket. Only the user of the job may.
+
+    The messages are the frames of `fairlead/wire/tunnels.py`. A client whose connection broke opens the same tunnel
+    again, with `new=false`, and goes on where it was.
+    """
+
+    job: Name
+    tunnel: Annotated[str, Meta(min_length=16, max_length=64, description="A random name, which the client chooses.")]
+    kind: Annotated[
+        Literal["task", "command", "ports"],
+        Meta(
+            description="Where it leads: to the standard streams of the task, to a new process beside it, or to ports "
+            "of its node."
+        ),
+    ]
+    stage: Name = ""
+    index: Index = 0
+    attempt: Annotated[AttemptNumber | None, Meta(description="By default the last attempt.")] = None
+    new: Annotated[bool, Meta(description="False if this client was connected to the tunnel before.")] = True
+    command: Annotated[
+        list[str], Meta(max_length=500, description="The process; by default the shell of the task's user.")
+    ] = field(default_factory=list)
+    environment: Annotated[list[str], Meta(max_length=500, description="Variables of the process, as NAME=value.")] = (
+        field(default_factory=list)
+    )
+    directory: Annotated[str, Meta(max_length=4_096, description="By default that of the task.")] = ""
+    terminal: Annotated[bool, Meta(description="Give the process a terminal.")] = False
+
+
 class Log(OfPartition[bytes], GET="jobs/{job}/log", media=TEXT):
     """Return the output of one attempt of a task as raw bytes. The stage may be left out if the job has only one.
 

@@ -99,6 +99,10 @@ class Limits:
     def enter(self, cpu: int, memory: int, gpus: str) -> Room:
         raise OSError("GPUs are not guarded on a single-user node")
 
+    def visit(self, room: Room, gpus: str) -> None:
+        """Enter the room of a running task, until `leave`."""
+        raise OSError("GPUs are not guarded on a single-user node")
+
     def leave(self) -> None:
         raise OSError("GPUs are not guarded on a single-user node")
 

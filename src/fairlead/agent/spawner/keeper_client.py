@@ -55,6 +55,12 @@ class AskedLimits(Limits):
         room.gpus = bool(gpus)
         return room
 
+    def visit(self, room: Room, gpus: str) -> None:
+        try:
+            self._ask("enter", f"{room.path} {room.cpu} {room.limit} {gpus.replace(',', ' ')}")
+        except TimeoutError:
+            _end("entered a group")
+
     def leave(self) -> None:
         try:
             self._ask("leave")

@@ -6,6 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fairlead.agent.spawner.cgroups import Room
     from fairlead.agent.spawner.shared_logs import Pair
+    from fairlead.agent.spawner.task_start import Ends
 
 Key = tuple[int, str, int, int]
 """Job number, stage, attempt, index."""
@@ -20,12 +21,14 @@ the spawner has tried to collect result files, their list.
 Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine could not
 start it), `lost`, `returned` (the task was never started).
 """
-Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None]
+Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None, str]
 """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of files
-for standard output and error (empty: logs), and patterns of result files with the most files and bytes.
+for standard output and error (empty: logs), patterns of result files with the most files and bytes, and the standard
+input: `PIPE` or `PTY` if a tunnel leads there, else empty. Agents of earlier versions leave the last one out.
 
 0 milli-CPUs or 0 bytes mean no limit.
 """
+PIPE, PTY = "pipe", "pty"
 PARAMETER = "FAIRLEAD_PARAM_"
 """Begins the names of variables with parameters of a sweep. The name of the parameter follows."""
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
@@ -44,8 +47,8 @@ class Task:
     """One attempt of a task, from its launch until the agent has confirmed its end."""
 
     __slots__ = (
-        "began", "cause", "chain", "index", "key", "kill_at", "meta", "own", "pair", "pid", "result", "room", "spec",
-        "state",
+        "began", "cause", "chain", "ends", "index", "key", "kill_at", "meta", "own", "pair", "pid", "result", "room",
+        "spec", "state",
     )  # fmt: skip
 
     def __init__(self, key: Key, meta: Meta, chain: int, spec: Spec | None, own: dict[str, str] | None) -> None:
@@ -59,12 +62,19 @@ class Task:
         self.pid = 0
         self.began = 0.0
         self.room: Room | None = None
+        self.ends: Ends | None = None
+        """The descriptors of its tunnel, while it starts."""
         self.pair: Pair | None = None
         """The files for its output, while it has none of its own."""
         self.cause = ""
         """Why the task was asked to stop; empty if it was not."""
         self.kill_at = NEVER
         self.result: Result | None = None
+
+    @property
+    def stdin(self) -> str:
+        """What its standard input is: `PIPE`, `PTY` or nothing."""
+        return self.spec[8] if self.spec is not None and len(self.spec) > 8 else ""
 
     @property
     def name(self) -> str:

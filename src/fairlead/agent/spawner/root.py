@@ -27,7 +27,7 @@ from fairlead.agent.spawner.keeper_client import AskedLimits
 from fairlead.agent.spawner.ledger import open_files
 from fairlead.agent.spawner.processes import ignore_termination
 from fairlead.agent.spawner.shared_logs import SharedLogs
-from fairlead.agent.spawner.spawner import Spawner, enough_descriptors, listen, take_lock
+from fairlead.agent.spawner.spawner import TUNNELS, Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
 TYPE_CHECKING = False
@@ -139,10 +139,11 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     lease = Lease()
     confine.adopt_orphans()  # what a killed spawner leaves behind
     keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else (), lease)
-    path = folder + "/socket"
-    listener = listen(folder)
-    os.chown(path, 0, agent[1])
-    os.chmod(path, 0o660)
+    listener, streams = listen(folder), listen(folder, TUNNELS)
+    paths = (folder + "/socket", f"{folder}/{TUNNELS}")
+    for path in paths:
+        os.chown(path, 0, agent[1])
+        os.chmod(path, 0o660)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     files = open_files(folder + "/ledger")
@@ -155,7 +156,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         if not os.read(ready[0], 1):  # wait until the keeper has put this process into its cgroups
             return 1  # the keeper is gone
         # Root opened the other descriptors: those of cgroups, and the other ends of sockets.
-        close_all_but(listener.fileno(), theirs.fileno(), lock, *files)
+        close_all_but(listener.fileno(), streams.fileno(), theirs.fileno(), lock, *files)
         limits = AskedLimits(theirs, keeping.limits, guards)
         if private_tmp:
             confine.own_tmp(folder + "/tmp")
@@ -164,7 +165,8 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         os.umask(0o022)
         home = person.home if os.path.isdir(person.home) else "/"
         shared = SharedLogs(folder + "/logs", "spawner")
-        spawner = Spawner(files, mark, lock, shared, limits, listener, agent[0], lease, home, person.environment)
+        at = (listener, streams)
+        spawner = Spawner(files, mark, lock, shared, limits, *at, agent[0], lease, home, person.environment)
         if not spawner.run():
             return 4
         _clear(folder + "/tmp")
@@ -172,6 +174,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
 
     pid = _fork(run_spawner)
     listener.close()
+    streams.close()
     theirs.close()
     try:
         keeping.begin(pid, processes)
@@ -186,7 +189,8 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         end_descendants()
         keeping.end()
     if status == 0:
-        os.unlink(path)  # no results wait for an agent, so the next agent need not connect
+        for path in paths:  # no results wait for an agent, so the next agent need not connect
+            os.unlink(path)
     return 0
 
 

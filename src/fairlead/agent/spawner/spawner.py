@@ -27,12 +27,15 @@ from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.shared_logs import SharedLogs
 from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
+from fairlead.agent.spawner.tunnels import Tunnels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+TUNNELS = "tunnels"
+"""The name of the socket for tunnels, in the directory of the spawner."""
 STARTS = 8
 """Tasks to start per pass of the loop, before the spawner handles other events."""
 IDLE = 10.0
@@ -57,6 +60,7 @@ class Spawner:
         shared: SharedLogs,
         limits: Limits,
         listener: _socket.socket,
+        streams: _socket.socket,
         agent: int,
         lease: Lease,
         home: str = "/",
@@ -64,9 +68,9 @@ class Spawner:
     ) -> None:
         """Take over from an earlier spawner: end the processes that it left behind, then start the guard.
 
-        `files` are those of the ledger, `agent` is the uid of the agent, `lease` that of the tasks, `home` the default
-        working directory of tasks. `person` has environment variables for tasks. If it is given, the spawner serves one
-        user, and exits when it is idle even if the agent is connected.
+        `files` are those of the ledger, `streams` is the socket for tunnels, `agent` is the uid of the agent, `lease`
+        that of the tasks, `home` the default working directory of tasks. `person` has environment variables for tasks.
+        If it is given, the spawner serves one user, and exits when it is idle even if the agent is connected.
         """
         ledger = Ledger(files)
         end_left_over(ledger, mark)
@@ -76,6 +80,7 @@ class Spawner:
         self._limits = limits
         starter = Starter(limits, mark, shared, home, person or {})
         self._tasks = Tasks(ledger, limits, starter, self._guard.pid)
+        self._tunnels = self._tasks.tunnels = Tunnels(self._tasks, streams, agent)
         self._tasks.record()
         self._orders: dict[str, Callable[..., None]] = {
             "launch": self._tasks.launch,
@@ -94,6 +99,7 @@ class Spawner:
         self._poll.register(self._signals, select.POLLIN)
         self._listener = listener
         self._poll.register(self._listener, select.POLLIN)
+        self._poll.register(streams, select.POLLIN)
         self._agent: Any = None
         self._incoming = Unpacker()
         self._unsent = b""
@@ -116,9 +122,15 @@ class Spawner:
                     tasks.guard = self._guard.pid
                 elif fd == self._listener.fileno():
                     self._despite_faults(self._accept)
+                elif fd == self._tunnels.listener.fileno():
+                    self._despite_faults(self._accept_tunnel)
+                elif self._tunnels.has(fd):
+                    self._tunnels.receive(self._poll, fd)
                 else:
                     self._receive()
             tasks.start(STARTS)
+            if self._tunnels.arriving:
+                self._tunnels.drop_late(self._poll)
             self._keep_lease()
             self._despite_faults(tasks.tick)
             tasks.record()
@@ -153,7 +165,7 @@ class Spawner:
 
     def _is_idle(self) -> bool:
         used = self._tasks.by_key if self._for_user else True
-        if (self._agent is not None and used) or self._tasks.at_work:
+        if (self._agent is not None and used) or self._tasks.at_work or self._tunnels.open:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
@@ -202,6 +214,10 @@ class Spawner:
         ]
         self._unsent = pack(("state", state, self._limits.note, self._limits.kind))
         self._send()
+
+    def _accept_tunnel(self) -> None:
+        fd, _ = self._tunnels.listener._accept()  # type: ignore[attr-defined]  # used by socket.accept
+        self._tunnels.accept(self._poll, _uid_of(fd), fd)
 
     def _drop(self) -> None:
         if self._agent is not None:
@@ -288,16 +304,16 @@ def _uid_of(fd: int) -> int:
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
-def listen(directory: str) -> _socket.socket:
-    """Return a socket that listens at `directory`/socket, and to which only its owner can connect."""
-    path = directory + "/socket"
+def listen(directory: str, name: str = "socket") -> _socket.socket:
+    """Return a socket that listens at `directory`/`name`, and to which only its owner can connect."""
+    path = f"{directory}/{name}"
     if os.path.lexists(path):
         os.unlink(path)
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     # The path of a socket is limited to about 100 bytes, and the directory's path may be longer.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     before = os.umask(0o177)
-    listener.bind(f"/proc/self/fd/{folder}/socket")
+    listener.bind(f"/proc/self/fd/{folder}/{name}")
     os.umask(before)
     os.close(folder)
     listener.listen(4)
@@ -354,6 +370,10 @@ def main(directory: str, mark: str, logs: str) -> int:
     os.umask(0o022)
     files = open_files(directory + "/ledger")
     shared = SharedLogs(logs, os.path.basename(directory))
-    Spawner(files, mark, lock, shared, Limits(mark.rstrip(":")), listen(directory), os.getuid(), Lease()).run()
-    os.unlink(directory + "/socket")
+    limits = Limits(mark.rstrip(":"))
+    Spawner(
+        files, mark, lock, shared, limits, listen(directory), listen(directory, TUNNELS), os.getuid(), Lease()
+    ).run()
+    for name in ("socket", TUNNELS):
+        os.unlink(f"{directory}/{name}")
     os._exit(0)  # release lock and sockets together, so that the next spawner sees either both or neither

@@ -13,11 +13,14 @@ from time import monotonic
 
 from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
 from fairlead.agent.spawner.processes import MARK
-from fairlead.agent.spawner.records import PARAMETER, RUNNING
+from fairlead.agent.spawner.records import PARAMETER, PTY, RUNNING
 from fairlead.agent.spawner.shared_logs import path_of
+from fairlead.wire.tunnels import ERRORS, STANDARD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fairlead.agent.spawner.cgroups import Limits, Room
     from fairlead.agent.spawner.records import Result, Task
     from fairlead.agent.spawner.shared_logs import SharedLogs
@@ -48,6 +51,46 @@ class CannotStart(Exception):
         self.result: Result = (kind, code, why, 0, 0, 0)
 
 
+class Ends:
+    """The descriptors of a process whose standard streams are a tunnel's: its own, and those of the relay.
+
+    -1 stands for none.
+    """
+
+    def __init__(self, stdin: int, theirs: int, terminal: str = "") -> None:
+        """Take the standard input as the relay and as the process have it; `terminal` is the path of a terminal."""
+        self.stdin = stdin
+        self.terminal = terminal
+        self.theirs = [theirs, -1, -1]
+        """Standard input, output and error of the process."""
+        self.outputs: dict[int, tuple[int, int]] = {}
+        """Channel → what the relay reads, and the log that gets a copy."""
+
+    def close(self) -> None:
+        for fd in {self.stdin, *self.theirs, *(fd for pair in self.outputs.values() for fd in pair)}:
+            if fd >= 0:
+                os.close(fd)
+
+
+def open_ends(kind: str) -> Ends:
+    """Open a terminal, or pipes for standard input, output and error."""
+    if kind == PTY:
+        master, slave = os.openpty()
+        ends = Ends(master, slave, os.ttyname(slave))
+        ends.outputs[STANDARD] = (master, -1)
+        return ends
+    theirs, ours = os.pipe()
+    ends = Ends(ours, theirs)
+    for channel in (STANDARD, ERRORS):
+        _add_pipe(ends, channel, -1)
+    return ends
+
+
+def _add_pipe(ends: Ends, channel: int, log: int) -> None:
+    source, ends.theirs[channel] = os.pipe()
+    ends.outputs[channel] = (source, log)
+
+
 class Starter:
     """Starts tasks, with their environment, logs and limits."""
 
@@ -71,6 +114,8 @@ class Starter:
             self._enter_directory(task)
             files = _open_files(task)
             try:
+                if task.stdin:
+                    self._open_ends(task, files)
                 self._start(task, files)
             finally:
                 _close(files)
@@ -104,6 +149,61 @@ class Starter:
                 self._limits.put(room, (task.pid,))
         task.state = RUNNING
 
+    def _open_ends(self, task: Task, files: Files) -> None:
+        """Open the descriptors of a task that has a tunnel. Output that has no file goes there and to the log."""
+        try:
+            if task.stdin == PTY:
+                task.ends = open_ends(PTY)
+                task.ends.outputs[STANDARD] = (task.ends.stdin, self._open_log(task, "out"))
+                return
+            theirs, ours = os.pipe()
+            task.ends = Ends(ours, theirs)
+            for channel, file, name in zip((STANDARD, ERRORS), files, ("out", "err"), strict=True):
+                if file is None:
+                    _add_pipe(task.ends, channel, self._open_log(task, name))
+        except OSError as problem:
+            kind = "refused" if problem.errno in MACHINE_FAULTS else "failed"
+            raise CannotStart(kind, 126, f"its standard input could not be opened: {problem.strerror}") from None
+
+    def _open_log(self, task: Task, name: str) -> int:
+        log = f"{self.shared.logs}/{task.folder}/{task.name}.{name}"
+        make_log_folder(os.path.dirname(log))
+        if os.path.lexists(log):
+            os.unlink(log)
+        return os.open(log, OPEN | os.O_CLOEXEC, LOG_MODE)
+
+    def start_beside(
+        self, task: Task, command: tuple[str, ...], extra: dict[str, str], directory: str, ends: Ends
+    ) -> int:
+        """Start a process in the environment, the cgroup and the devices of a running task, and return its pid.
+
+        `extra` has more variables. Without a command it is the shell of the task's user.
+        """
+        environment = self._environment(task) | extra | {MARK: self.mark_of(task)}
+        if directory:
+            self._change_directory(directory)
+        else:
+            self._enter_directory(task)
+        command = command or (environment.get("SHELL") or "/bin/sh",)
+        path = self._path(command[0], environment.get("PATH", os.defpath))
+        room = task.room
+        gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
+        inside = room is not None and (gpus or self._limits.inside)
+        try:
+            if room is not None and inside:
+                self._limits.visit(room, gpus)
+            try:
+                pid = _spawn_with(ends, path, command, environment)
+            finally:
+                if inside:
+                    self._limits.leave()
+        except (OSError, ValueError) as problem:
+            self._paths.clear()
+            raise _cause(problem, command) from None
+        if room is not None and not inside:
+            self._limits.put(room, (pid,))
+        return pid
+
     def _environment(self, task: Task) -> dict[str, str]:
         assert task.spec is not None
         return {
@@ -119,7 +219,9 @@ class Starter:
 
     def _enter_directory(self, task: Task) -> None:
         assert task.spec is not None
-        directory = task.spec[2] or self.home
+        self._change_directory(task.spec[2] or self.home)
+
+    def _change_directory(self, directory: str) -> None:
         try:
             if directory != self._directory:
                 os.chdir(directory)
@@ -145,6 +247,11 @@ class Starter:
 
     def _spawn(self, task: Task, path: str, command: tuple[str, ...], environment: dict[str, str], files: Files) -> int:
         """Start a process and return its pid. Its output goes to `files`, and where an entry is None, to a log."""
+        if task.ends is not None:
+            for channel, file in zip((STANDARD, ERRORS), files, strict=True):
+                if file is not None and task.ends.theirs[channel] < 0:
+                    task.ends.theirs[channel] = os.dup(file)
+            return _spawn_with(task.ends, path, command, environment)
 
         def spawn(logs: list[str], flags: int) -> int:
             actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
@@ -193,6 +300,21 @@ class Starter:
             if path.startswith("/"):
                 self._paths[name, search] = path
         return path
+
+
+def _spawn_with(ends: Ends, path: str, command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Start a process whose standard streams lead to a tunnel. A terminal becomes its controlling terminal."""
+    if ends.terminal:
+        actions: list[Any] = [
+            (os.POSIX_SPAWN_OPEN, 0, ends.terminal, os.O_RDWR, 0),
+            (os.POSIX_SPAWN_DUP2, 0, 1),
+            (os.POSIX_SPAWN_DUP2, 0, 2),
+        ]
+    else:
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(ends.theirs)]
+    return os.posix_spawn(
+        path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
+    )
 
 
 def _filled(command: tuple[str, ...], variables: dict[str, str]) -> tuple[str, ...]:

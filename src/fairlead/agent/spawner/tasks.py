@@ -13,7 +13,7 @@ from time import monotonic
 
 from fairlead.agent.spawner.cgroups import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
-from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
+from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, PTY, RUNNING, WAITING, Task
 from fairlead.agent.spawner.result_copies import Collecting
 from fairlead.agent.spawner.watchdog import cut_logs, end_orphans, members, orphans, too_large
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.cgroups import Limits
     from fairlead.agent.spawner.ledger import Ledger
     from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
-    from fairlead.agent.spawner.task_start import Starter
+    from fairlead.agent.spawner.task_start import Ends, Starter
+    from fairlead.agent.spawner.tunnels import Tunnels
 
 SCAN_PAUSE = 0.02
 WATCH_PAUSE = 0.5
@@ -55,6 +56,7 @@ class Tasks:
         self._shared = starter.shared
         self._logs = starter.shared.logs
         self.guard = guard
+        self.tunnels: Tunnels | None = None
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
         self._ready: deque[Task] = deque()
@@ -175,6 +177,9 @@ class Tasks:
                 if pid not in pids:
                     _signal_group(pid, signal.SIGTERM)  # /proc hides the process
                 signal_all(pids, signal.SIGTERM)
+                task = self._by_pid.get(pid)
+                if task is not None and task.stdin == PTY:
+                    signal_all(pids, signal.SIGHUP)  # shells with a terminal ignore SIGTERM
 
     def give_back(self, keys: Iterable[Key]) -> None:
         """Return the tasks that have not started to the agent; the others keep running."""
@@ -205,10 +210,35 @@ class Tasks:
                 self._pids.append((task.key, task.pid))
                 self.started.append(task.key)
                 self._young.append(task)
+                if task.ends is not None:
+                    self._relay(task)
                 continue
+            if task.ends is not None:
+                task.ends.close()
+                task.ends = None
             self._leave(task)
             if problem is not None:
                 self._settle(task, problem)
+
+    def _relay(self, task: Task) -> None:
+        """Start the relay between a task and its tunnel. Without one the task would wait for its input forever."""
+        assert task.ends is not None
+        try:
+            if self.tunnels is not None:
+                self.tunnels.relay_task(task)
+        except OSError as problem:
+            self.stop([(task.key, 0.0)], f"its standard input could not be relayed: {problem.strerror}")
+        finally:
+            task.ends.close()
+            task.ends = None
+
+    def start_beside(
+        self, task: Task, command: tuple[str, ...], extra: dict[str, str], directory: str, ends: Ends
+    ) -> int:
+        """Start a process beside a running task, as `Starter` does, and return its pid."""
+        if task.room is None and task in self._young:
+            self._confine([task])
+        return self._starter.start_beside(task, command, extra, directory, ends)
 
     # -- chains --------------------------------------------------------------------------------------------------
 
@@ -245,6 +275,9 @@ class Tasks:
                 _signal_group(pid, signal.SIGKILL)
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
+            if self.tunnels is not None:
+                ended = os.waitstatus_to_exitcode(status)
+                self.tunnels.reaped(pid, ended if ended >= 0 else 128 - ended)
             if task is None:
                 collecting = self._collecting.pop(pid, None)
                 if collecting is not None:
@@ -345,7 +378,7 @@ class Tasks:
             for task, why in too_large(running, self._marks(), now):
                 self.stop([(task.key, 0.0)], why)
             if self._orphans or self._by_pid:
-                self._orphans = end_orphans(self._marks(), self.guard)
+                self._orphans = end_orphans(self._marks(), self._own())
 
     def _clear(self, now: float) -> None:
         """Kill the processes of tasks whose grace is over, and finish the tasks that have no processes left."""
@@ -372,24 +405,32 @@ class Tasks:
 
     def _grow(self, now: float) -> None:
         """Give tasks that have run for `LIMITED_AFTER` seconds their own logs, and cgroups with all their processes."""
-        due: dict[int, Task] = {}
+        due: list[Task] = []
         while self._young and now >= self._young[0].began + LIMITED_AFTER:
             task = self._young.popleft()
             if task.state == ENDED:
                 continue
             self._shared.part(task)
             if task.state == RUNNING and task.room is None and task.spec is not None:
-                due[task.pid] = task
-        if not due:
-            return
+                due.append(task)
+        if due:
+            self._confine(due)
+
+    def _confine(self, tasks: list[Task]) -> None:
+        """Put tasks into cgroups with all their processes."""
+        due = {task.pid: task for task in tasks}
         # Orphans of a task are children of the spawner. Finding them takes a slower scan of all processes.
         marks = self._marks()
-        processes = members(due, marks) if orphans(marks, self.guard) else {pid: with_children(pid) for pid in due}
+        processes = members(due, marks) if orphans(marks, self._own()) else {pid: with_children(pid) for pid in due}
         for pid, task in due.items():
             assert task.spec is not None
             task.room = self._limits.take(task.spec[3], task.spec[4])
             if task.room is not None:
                 self._limits.put(task.room, processes[pid])
+
+    def _own(self) -> set[int]:
+        """Return the children of the spawner that belong to no task."""
+        return {self.guard} if self.tunnels is None else {self.guard, *self.tunnels.pids}
 
     def _marks(self) -> dict[int, str]:
         """Return the first process and the mark of each task that may have processes."""

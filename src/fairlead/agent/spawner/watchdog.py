@@ -62,18 +62,18 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
             yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {text}"
 
 
-def orphans(marks: Marks, guard: int) -> list[int]:
+def orphans(marks: Marks, own: set[int]) -> list[int]:
     """Return the orphans: children of the spawner that are not the first process of a task.
 
-    `guard` is a child of the spawner that belongs to no task.
+    `own` are children of the spawner that belong to no task: its guard and its relays.
     """
     with open("/proc/thread-self/children", "rb") as file:
-        return [pid for pid in map(int, file.read().split()) if pid not in marks and pid != guard]
+        return [pid for pid in map(int, file.read().split()) if pid not in marks and pid not in own]
 
 
-def end_orphans(marks: Marks, guard: int) -> bool:
+def end_orphans(marks: Marks, own: set[int]) -> bool:
     """Kill the orphans that belong to ended tasks. Return True if there are orphans of any task."""
-    pids = orphans(marks, guard)
+    pids = orphans(marks, own)
     if not pids:
         return False
     processes = all_processes()

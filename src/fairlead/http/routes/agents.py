@@ -1,7 +1,9 @@
-"""The WebSocket endpoint of agents. It needs no token, because the hub checks the key of the agent's node."""
+"""The WebSocket endpoint of agents. It needs no token: the hub checks the key of the agent's node, or the ticket of a
+tunnel that it has asked the agent for."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import parse_qs
@@ -16,37 +18,54 @@ from fairlead.wire.unserved import Unserved
 
 
 class Socket:
-    """A WebSocket as a `Connection` of the hub."""
+    """A WebSocket as a `Connection` of the hub, or of the client of a tunnel."""
 
     def __init__(self, receive: Receive, send: Send, trust: Callable[[], None]) -> None:
         self.trust = trust
         self._receive = receive
         self._send = send
-        self._closed = False
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection has ended or was closed."""
 
     async def send(self, data: bytes) -> None:
-        if self._closed:
+        if self.closed.done():
             raise Closed
         try:
             await self._send({"type": "websocket.send", "bytes": data})
         except OSError:
-            self._closed = True
+            self._end()
             raise Closed from None
 
     async def recv(self) -> bytes:
-        if self._closed:
+        if self.closed.done():
             raise Closed
         message = await self._receive()
         if message["type"] != "websocket.receive":
-            self._closed = True
+            self._end()
             raise Closed
         data = message.get("bytes")
         return data if data is not None else str(message.get("text", "")).encode()
 
+    def _end(self) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
     async def close(self, code: int, reason: str) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed.done():
+            self._end()
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def _tunnel(services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+    """Give the connection of an agent to the tunnel that its ticket is for, and serve it until it ends."""
+    await receive()
+    connection = Socket(receive, send, scope["trust"])
+    ticket = scope["path"].removeprefix(f"{PATH}/")
+    await send({"type": "websocket.accept"})
+    if services.hub.claim(ticket, connection):
+        await connection.closed
+    else:
+        await connection.close(1008, "no tunnel waits for this connection")
 
 
 def agents(services: Services) -> App:
@@ -55,6 +74,8 @@ def agents(services: Services) -> App:
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         problem = ""
         try:
+            if scope["path"].startswith(f"{PATH}/"):
+                return await _tunnel(services, scope, receive, send)
             if scope["path"] != PATH:
                 raise Unserved("missing", f"agents connect to {PATH}")
             query = parse_qs(scope["query_string"].decode("latin-1"))

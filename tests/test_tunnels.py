@@ -1,0 +1,135 @@
+"""Both ends of a tunnel without I/O: what is sent arrives once and in order, whatever breaks, in bounded memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.wire.tunnels import DATA, END, OPEN, PIECE, WINDOW, Broken, Tunnel
+
+
+class Link:
+    """A connection between two ends, which may lose what is on its way."""
+
+    def __init__(self, one: Tunnel, other: Tunnel) -> None:
+        self.ends = (one, other)
+        self.on_the_way = [b"", b""]
+        self.got: list[dict[int, bytes]] = [{}, {}]
+        self.ended: list[set[int]] = [set(), set()]
+        self.unused: list[dict[int, int]] = [{}, {}]
+
+    def connect(self) -> None:
+        self.on_the_way = [b"", b""]
+        for end in self.ends:
+            end.disconnect()
+            end.connect()
+
+    def move(self, side: int, most: int = 1 << 30) -> None:
+        """Carry bytes from one end to the other."""
+        self.on_the_way[side] += self.ends[side].take()
+        piece, self.on_the_way[side] = self.on_the_way[side][:most], self.on_the_way[side][most:]
+        for kind, channel, content in self.ends[1 - side].receive(piece):
+            if kind == DATA:
+                self.got[1 - side][channel] = self.got[1 - side].get(channel, b"") + content
+                self.unused[1 - side][channel] = self.unused[1 - side].get(channel, 0) + len(content)
+            elif kind == END:
+                self.ended[1 - side].add(channel)
+
+    def use(self, side: int) -> None:
+        for channel, size in self.unused[side].items():
+            self.ends[side].use(channel, size)
+        self.unused[side] = {}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(0, 1), st.integers(1, 3), st.integers(1, PIECE)),
+        st.tuples(st.just("move"), st.integers(0, 1), st.integers(1, 3 * PIECE)),
+        st.tuples(st.just("use"), st.integers(0, 1)),
+        st.tuples(st.just("break")),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_everything_arrives_once_and_in_order(steps: list[tuple[object, ...]]) -> None:
+    link = Link(Tunnel(), Tunnel())
+    link.connect()
+    sent: list[dict[int, bytes]] = [{}, {}]
+    count = 0
+    for what, *more in steps:
+        numbers = [int(str(each)) for each in more]
+        if what == "send":
+            side, channel, size = numbers
+            size = min(size, link.ends[side].room(channel))
+            count += 1
+            content = bytes([count % 256]) * size
+            if size:
+                link.ends[side].send(DATA, channel, content)
+                sent[side][channel] = sent[side].get(channel, b"") + content
+        elif what == "move":
+            link.move(*numbers)
+        elif what == "use":
+            link.use(numbers[0])
+        else:
+            link.connect()
+    for side in (0, 1):
+        for channel in sent[side]:
+            link.ends[side].send(END, channel)
+    for _ in range(500):
+        for side in (0, 1):
+            link.move(side)
+            link.use(side)
+        if all(end.settled and not end.unsent for end in link.ends):
+            break
+    assert [link.got[1], link.got[0]] == sent
+    assert [link.ended[1], link.ended[0]] == [set(sent[0]), set(sent[1])]
+    assert all(end.settled for end in link.ends)
+
+
+def test_a_reader_that_uses_nothing_stops_the_writer() -> None:
+    link = Link(Tunnel(), Tunnel())
+    link.connect()
+    one = link.ends[0]
+    for side in (0, 1, 0, 1):
+        link.move(side)
+    sent = 0
+    while one.room(1):
+        one.send(DATA, 1, bytes(min(PIECE, one.room(1))))
+        sent += PIECE
+        link.move(0)
+        link.move(1)
+    assert sent == WINDOW
+    assert one.settled, "what the other end has is not kept here"
+    link.use(1)
+    link.move(1)
+    assert one.room(1) == WINDOW
+
+
+def test_an_end_that_breaks_the_rules_is_found() -> None:
+    link = Link(Tunnel(), Tunnel())
+    link.connect()
+    for side in (0, 1, 0, 1):
+        link.move(side)
+    one, other = link.ends
+    other.room(1)
+    other._room[1] = 2 * WINDOW  # it believes that it may
+    with pytest.raises(Broken, match="more bytes arrive than the window"):
+        for _ in range(WINDOW // PIECE + 1):
+            other.send(DATA, 1, bytes(PIECE))
+            link.move(1)
+    with pytest.raises(Broken, match="too large"):
+        list(one.receive(b"\x02" + bytes(4) + b"\xff\xff\xff\x7f"))
+    one.send(OPEN, 16, b"")
+    link.move(0)
+    other.connect()
+    with pytest.raises(Broken, match="has lost a part of this tunnel"):
+        list(Tunnel().receive(other.take()))  # it has lost what it knew
+    fresh = Tunnel()
+    fresh.greeted = True
+    fresh.send(OPEN, 16, b"")
+    with pytest.raises(Broken, match="has not greeted"):
+        list(other.receive(fresh.take()))
