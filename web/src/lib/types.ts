@@ -378,6 +378,7 @@ export interface Stage {
   throttle: number | null;
   time_limit: number | null;
   tasks: TaskGroup[];
+  pty: boolean;
 }
 
 /** A step of a remedy. `code` says what to do; which other fields have a value depends on it. */
