@@ -206,13 +206,102 @@ def test_a_whole_job_with_stages_that_compete() -> None:
     assert len(w.placements(job)) == 6
 
 
-def test_a_new_node_is_of_the_pool_that_loses_least() -> None:
+def test_parts_share_devices_beside_whole_ones() -> None:
+    w = World()
+    w.nodes(2, cpu=32, gpu=4)
+    for at in range(2):
+        ended(w, submit(w, f"learnt-{at}", cpu=4, gpu=2, count=2))
+    whole = [submit(w, f"whole-{at}", gpu=1) for at in range(2)]
+    parts = [submit(w, f"part-{at}", gpu=0.5) for at in range(4)]
+    w.cycle()
+    assert len(set(nodes_of(w, *whole))) == len(set(nodes_of(w, *parts))) == 1
+    pairs = submit(w, "pairs", cpu=4, gpu=2, count=2)
+    w.cycle()
+    assert len(w.placements(pairs)) == 2
+
+
+def test_loans_come_back() -> None:
+    w = World({"rebalance_after": "10s", "min_runtime": 0})
+    for queue in ("root.own", "root.other"):
+        w.queue(queue, share=50)
+    w.nodes(2, cpu=32, gpu=4)
+    borrowed = w.submit(queue="root.other", stages=[{"array": 8, "resources": {"cpu": 1, "gpu": 1}}])
+    w.advance(1)
+    assert len(w.placements(borrowed)) == 8
+    owner = w.submit(queue="root.own", stages=[{"count": 4, "resources": {"cpu": 1, "gpu": 1}}])
+    w.advance(120)
+    assert len(w.placements(owner)) == 4
+
+
+@pytest.mark.parametrize("gpu", ["gpu", "nvidia.com/gpu"])
+def test_a_new_node_is_of_the_pool_that_loses_least(gpu: str) -> None:
     w = World()
     for name, cpu in (("lean", 2), ("rich", 32)):
-        w.pool(name, node={"cpu": cpu, "gpu": 4}, max=4, provider={"command": ["./cloud"]})
-    submit(w, "job", cpu=2, gpu=1)
+        w.pool(name, node={"cpu": cpu, gpu: 4}, max=4, provider={"command": ["./cloud"]})
+    w.submit(name="job", stages=[{"resources": {"cpu": 2, gpu: 1}}])
     w.advance(1)
     assert {name: pool["ordered"] for name, pool in w.pools().items()} == {"lean": 0, "rich": 1}
+
+
+# -- GPUs of a device plugin, which have no numbers
+
+NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
+
+
+def pod(w: World, name: str, cpu: float = 1, count: int = 1, **gpus: int) -> str:
+    resources = {"cpu": cpu, **{f"{vendor}.com/gpu": amount for vendor, amount in gpus.items()}}
+    return w.submit(name=name, stages=[{"name": "w", "count": count, "resources": resources}])
+
+
+def test_gpus_of_a_plugin_are_placed_by_prices() -> None:
+    w = World()
+    w.nodes(4, cpu=32, **{NVIDIA: 4})
+    for at in range(2):
+        ended(w, pod(w, f"learnt-{at}", cpu=8, nvidia=4, count=2))
+    jobs = [pod(w, f"one-{at}", nvidia=1) for at in range(6)]
+    w.cycle()
+    gang = pod(w, "gang", cpu=8, nvidia=4, count=2)
+    w.cycle()
+    assert len(set(nodes_of(w, *jobs))) == 2 and len(set(nodes_of(w, gang))) == 2
+    assert w.partition().mix.gpu == 22_000 and w.why(jobs[0]).sentence.endswith("where no GPU stays idle")
+    w.restart()
+    assert dump(load(w.dump())) == w.dump()
+    w.finish(jobs[0])
+    last = pod(w, "last", nvidia=1)
+    w.cycle()
+    assert nodes_of(w, last) == ["n0"]
+
+
+def test_pods_without_gpus_leave_cpus_for_idle_gpus() -> None:
+    w = World()
+    w.node("lean", cpu=16, **{NVIDIA: 4})
+    w.node("rich", cpu=32, **{NVIDIA: 4})
+    ended(w, pod(w, "learnt", cpu=4, nvidia=1, count=4))
+    job = pod(w, "cpus", cpu=8)
+    w.cycle()
+    assert nodes_of(w, job) == ["rich"]
+    w.node("plain", cpu=8)
+    other = pod(w, "other", cpu=8)
+    w.cycle()
+    assert nodes_of(w, other) == ["plain"]
+
+
+def test_gpus_of_different_plugins_and_of_agents_are_told_apart() -> None:
+    w = World()
+    w.node("agent", cpu=8, gpu=2)
+    w.node("amd", cpu=8, **{AMD: 2})
+    w.node("nvidia", cpu=8, **{NVIDIA: 2})
+    jobs = [pod(w, "n", nvidia=2), pod(w, "a", amd=2), submit(w, "g", gpu=2)]
+    w.cycle()
+    assert nodes_of(w, *jobs) == ["nvidia", "amd", "agent"]
+    waits = pod(w, "waits", nvidia=1)
+    w.update_node("nvidia", **{NVIDIA: 3})
+    w.cycle()
+    assert nodes_of(w, waits) == ["nvidia"]
+    for node in ("agent", "amd", "nvidia"):
+        w.remove_node(node)
+    w.advance(1)
+    assert not w.partition().nodes.with_gpus
 
 
 # -- the mix

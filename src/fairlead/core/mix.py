@@ -13,7 +13,7 @@ from fairlead.core.changes import MixLearnt
 from fairlead.core.model import Mix
 from fairlead.core.plan import Plan
 from fairlead.core.resources import GPU
-from fairlead.core.shape import ShapeKey
+from fairlead.core.shape import PLUGIN, ShapeKey
 from fairlead.core.state import MAX_MIX, MIX_WEIGHT, Partition
 
 WEIGHT = 100
@@ -36,9 +36,10 @@ def learn_mix(plan: Plan) -> None:
 
 def learns_mix(partition: Partition) -> bool:
     """True if a node or a pool has GPUs."""
-    if partition.nodes.offered.get(GPU):
+    if partition.nodes.with_gpus:
         return True
-    return bool(partition.pools) and any(GPU in dict(pool.settings.node) for pool in partition.pools.values())
+    offered = [name for pool in partition.pools.values() for name, _ in pool.settings.node]
+    return any(name == GPU or name.endswith(PLUGIN) for name in offered)
 
 
 def mixed(partition: Partition) -> Mix:
@@ -47,7 +48,7 @@ def mixed(partition: Partition) -> Mix:
     for job in partition.jobs.values():
         new = job.number >= partition.mix.upto
         for stage in job.stages:
-            of_task = stage.shape.devices * stage.shape.device_milli
+            of_task = stage.shape.gpus * stage.shape.gpu_milli
             waiting += stage.waiting() * of_task
             if new:
                 gpu += stage.count * of_task
@@ -58,7 +59,11 @@ def mixed(partition: Partition) -> Mix:
         weights = {key: weight * MIX_WEIGHT // total for key, weight in weights.items()}
     most = sorted([(-weight, key) for key, weight in weights.items() if weight])[:MAX_MIX]
     started = gpu - waiting
-    ended = max(0, started - partition.root.account.used.get(GPU, 0))
+    ended = max(
+        0,
+        started
+        - sum([amount for name, amount in partition.root.account.used.items() if name == GPU or name.endswith(PLUGIN)]),
+    )
     ending = 100 * ended // started if ended else 0
     return Mix(tuple(sorted([(key, -weight) for weight, key in most])), partition.counters.job, gpu, ending)
 

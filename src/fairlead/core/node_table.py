@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fairlead.core.model import DEFAULT_COST, Allocation, Earmark, NodeState, Place
 from fairlead.core.resources import GPU, Vector
-from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.shape import PLUGIN, WHOLE_DEVICE, Shape
 
 VACANT = -1
 VACANT_STATE: NodeState = "lost"
@@ -71,6 +71,10 @@ class NodeTable:
         """Rows of nodes with more use of a resource or device than they have. They get no new work."""
         self.gpus: list[int] = []
         """The number of devices by row."""
+        self.plugged: list[str] = []
+        """By row: the name of the GPUs that a device plugin offers; empty without, or if the node has devices."""
+        self.with_gpus = 0
+        """The number of nodes with GPUs of either kind."""
         self.whole_part: list[tuple[int, int]] = []
         """By row: the number of wholly free devices, and the largest free part of a device that is used in part."""
         self.used_since: dict[int, None] = {}
@@ -305,6 +309,7 @@ class NodeTable:
             lists.append(())
         self.labels.append({})
         self.devices.append([])
+        self.plugged.append("")
         self.allocations.append({})
         self.whole_part.append((0, 0))
         for column in (self.failures, self.pauses, self.gpus, *self.capacity.values(), *self.used.values()):
@@ -328,7 +333,11 @@ class NodeTable:
             before, column[row] = column[row], capacity.get(name, 0)
             if bool(before) != bool(column[row]):
                 self.offered[name] = self.offered.get(name, 0) + (1 if column[row] else -1)
+        self.with_gpus -= bool(self.gpus[row] or self.plugged[row])
         self.gpus[row] = capacity.get(GPU, 0) // WHOLE_DEVICE
+        plugged = [name for name, amount in capacity.items() if name.endswith(PLUGIN) and amount >= WHOLE_DEVICE]
+        self.plugged[row] = min(plugged) if plugged and not self.gpus[row] else ""
+        self.with_gpus += bool(self.gpus[row] or self.plugged[row])
         devices = self.devices[row]
         devices.extend([0] * (self.gpus[row] - len(devices)))
         self._trim_devices(row)

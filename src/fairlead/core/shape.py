@@ -10,6 +10,9 @@ from fairlead.core.expressions import Preferences, Where, accepts, format_term, 
 from fairlead.core.resources import GPU, Vector, format_vector
 
 WHOLE_DEVICE = 1000  # milli-GPU
+PLUGIN = "/gpu"
+"""The names of GPUs of Kubernetes' device plugins end with this, such as `nvidia.com/gpu`. They are whole and have no
+numbers."""
 
 POOL = "pool"
 """The label by which a task may select and prefer nodes by their pool."""
@@ -51,8 +54,11 @@ class Shape:
         "device_milli",
         "devices",
         "ever",
+        "gpu_milli",
+        "gpus",
         "key",
         "labels",
+        "plugged",
         "selecting",
         "stages",
         "text",
@@ -65,6 +71,12 @@ class Shape:
         # `gpu: 2` takes two whole devices, `gpu: 0.25` a quarter of one.
         self.devices = gpu // WHOLE_DEVICE if gpu >= WHOLE_DEVICE else min(gpu, 1)
         self.device_milli = min(gpu, WHOLE_DEVICE)
+        self.plugged = next((name for name, _ in key.resources if name.endswith(PLUGIN)), "")
+        """The name of the GPUs of a device plugin that it asks for; empty without."""
+        self.gpus, self.gpu_milli = self.devices, self.device_milli
+        """As `devices` and `device_milli`, also for GPUs without numbers."""
+        if self.plugged and not self.devices:
+            self.gpus, self.gpu_milli = -(-dict(key.resources)[self.plugged] // WHOLE_DEVICE), WHOLE_DEVICE
         self.stages = 0
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
         """Cached result of `never.most_ever`: versions of nodes and pools, number of tasks, True if it is exact."""

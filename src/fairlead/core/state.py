@@ -52,7 +52,7 @@ from fairlead.core.policy.placement import PACK, PLACEMENTS
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.readiness import Readiness
 from fairlead.core.requestors import Requestors
-from fairlead.core.resources import BUILT_IN, GPU, SECOND, Vector
+from fairlead.core.resources import BUILT_IN, SECOND, Vector
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.shape import Shape, ShapeKey
 
@@ -178,7 +178,7 @@ class Partition:
         place, seed = self.settings.place, self.settings.seed
         if self.derived.indexed == (place, seed):
             return
-        if place in PLACEMENTS and PLACEMENTS[place].prices and not self.nodes.offered.get(GPU):
+        if place in PLACEMENTS and PLACEMENTS[place].prices and not self.nodes.with_gpus:
             place, seed = PACK, 0
         if self.derived.indexed != (place, seed):
             self.derived.indexed = (place, seed)

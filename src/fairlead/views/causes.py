@@ -225,10 +225,12 @@ def _runs_on(partition: Partition, stage: Stage, tasks: int, names: tuple[str, .
     suitable = [row for row in nodes.rows.values() if could_take(partition, row, shape)]
     place, by_cost = partition.settings.place, len({nodes.cost_of(nodes.pool[row]) for row in suitable}) > 1
     prices = place in PLACEMENTS and PLACEMENTS[place].prices
-    if prices and not any(nodes.gpus[nodes.rows[nodes.joins[name]]] for name in names):
+    if prices and not any(
+        nodes.gpus[row] or nodes.plugged[row] for row in [nodes.rows[nodes.joins[name]] for name in names]
+    ):
         place = PACK
     index, good = partition.derived.index, None
-    if prices and shape.devices and isinstance(index, ScoreIndex):
+    if prices and shape.gpus and isinstance(index, ScoreIndex):
         found = [index.good_about(allocation.node, shape, allocation.devices) for allocation in live_of(stage)[:NAMED]]
         good = found[0] if len(set(found)) == 1 else "least"
     return RunsOn(

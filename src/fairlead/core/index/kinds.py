@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fairlead.core.node_table import NodeTable
+from fairlead.core.resources import GPU
 from fairlead.core.shape import Shape
 
 
@@ -20,7 +21,8 @@ class KindKey(NamedTuple):
     users: tuple[str, ...]
     labels: tuple[str | None, ...]
     """The values of the labels that shapes use, in the order of the labels' names."""
-    gpus: bool
+    gpus: str
+    """The name of the resource of its GPUs that are counted as such; empty without."""
 
 
 class NodeKind:
@@ -159,14 +161,14 @@ class NodeIndex(Generic[K]):
         if ranked is None:
             by_rank: dict[tuple[int, ...], list[K]] = {}
             for key, kind in self._kinds.items():
-                if (key.gpus or not shape.devices) and self._accepts(shape, key, near):
+                if (key.gpus == GPU or not shape.devices) and self._accepts(shape, key, near):
                     by_rank.setdefault(self._rank(shape, key), []).append(kind)
             ranked = self._accepted[shape, near] = [by_rank[rank] for rank in sorted(by_rank)]
         return ranked
 
     def _rank(self, shape: Shape, key: KindKey) -> tuple[int, ...]:
         """Return the rank of a kind for a shape: by preferences, then GPUs that it does not need, then cost."""
-        spared = self._spares_gpus and key.gpus and not shape.devices
+        spared = self._spares_gpus and key.gpus != "" and not shape.devices
         return *shape.rank(self._labels_of(key), key.taints, key.pool), spared, self.nodes.cost_of(key.pool)
 
     def _labels_of(self, key: KindKey) -> dict[str, str]:
@@ -199,8 +201,11 @@ class NodeIndex(Generic[K]):
             nodes.taints[row],
             nodes.users[row],
             tuple([nodes.labels[row].get(label) for label in self._labels]),
-            nodes.gpus[row] > 0,
+            self._gpus_of(row),
         )
+
+    def _gpus_of(self, row: int) -> str:
+        return GPU if self.nodes.gpus[row] else ""
 
     def _move(self, node_id: int) -> None:
         """Move a node after its use changed. Its kind is the same as before."""

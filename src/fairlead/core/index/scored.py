@@ -161,9 +161,9 @@ class ScoreIndex(FitIndex):
     def good_about(self, node_id: int, shape: Shape, devices: Sequence[int]) -> Good:
         """Return what is good about a node that runs a task of a shape on these devices, with a placement by prices."""
         self.refresh()
-        nodes, row = self.nodes, self.nodes.rows[node_id]
+        row = self.nodes.rows[node_id]
         free = [capacity[row] - used[row] for capacity, used in self._state_columns]
-        used = tuple(nodes.devices[row])
+        used = self._devices_of(row)
         parts = [used[device] for device in devices if device < len(used)] if shape.device_milli < WHOLE_DEVICE else []
         return self._price_of(self._key_of(row)).good(free, used, parts)
 
@@ -177,8 +177,27 @@ class ScoreIndex(FitIndex):
 
     def _has_packed(self, node_ids: Iterable[int]) -> bool:
         """True if one of the nodes has no GPUs and is used as by `pack`."""
-        rows, gpus = self.nodes.rows, self.nodes.gpus
-        return self.placement.prices and any(node_id in rows and not gpus[rows[node_id]] for node_id in node_ids)
+        rows = self.nodes.rows
+        return self.placement.prices and any(
+            node_id in rows and not self._gpus_of(rows[node_id]) for node_id in node_ids
+        )
+
+    def _gpus_of(self, row: int) -> str:
+        return super()._gpus_of(row) or (self.nodes.plugged[row] if self.placement.prices else "")
+
+    def _devices_of(self, row: int) -> tuple[int, ...]:
+        """Return the use of each GPU of a node. Those of a device plugin have no numbers: the used ones come first."""
+        nodes, name = self.nodes, self.nodes.plugged[row]
+        if not name or not self.placement.prices:
+            return tuple(nodes.devices[row])
+        count = nodes.capacity[name][row] // WHOLE_DEVICE
+        used = min(count, -(-nodes.used[name][row] // WHOLE_DEVICE))
+        return (WHOLE_DEVICE,) * used + (0,) * (count - used)
+
+    def _accepts(self, shape: Shape, key: KindKey, near: str | None) -> bool:
+        if shape.plugged and self.placement.prices and key.gpus != shape.plugged:
+            return False
+        return super()._accepts(shape, key, near)
 
     def _knows(self, shape: Shape) -> bool:
         # The thresholds are only for nodes that are used as by `pack`.
@@ -201,7 +220,7 @@ class ScoreIndex(FitIndex):
             kind, group, node_id = best
             devices = placement.devices(group.state, task, self._fleet(kind))
             tasks, before = chosen.get(node_id, (0, ()))
-            chosen[node_id] = (tasks + 1, before + devices)
+            chosen[node_id] = (tasks + 1, before + devices if shape.devices else ())
             if shape.key.apart:
                 self.withdraw((node_id,))
             else:
@@ -367,9 +386,9 @@ class ScoreIndex(FitIndex):
     def _count_empty(self, node_id: int) -> None:
         row = self.nodes.rows.get(node_id)
         now = None
-        if row is not None and self.nodes.gpus[row]:
+        if row is not None and self._gpus_of(row):
             capacity = tuple([column[row] for column, _ in self._state_columns])
-            now = self._key_of(row), (capacity, self.nodes.gpus[row])
+            now = self._key_of(row), (capacity, self.nodes.gpus[row] or len(self._devices_of(row)))
         before = self._empty.get(node_id)
         if now == before:
             return
@@ -395,7 +414,7 @@ class ScoreIndex(FitIndex):
             return
         capacity = tuple([column[row] for column, _ in self._state_columns])
         free = tuple([column[row] - used[row] for column, used in self._state_columns])
-        self._stand(node_id, kind, Node(capacity, free, tuple(self.nodes.devices[row])))
+        self._stand(node_id, kind, Node(capacity, free, self._devices_of(row)))
 
     def _stand(self, node_id: int, kind: Groups, state: Node) -> None:
         group = kind.groups.get(state)
@@ -437,6 +456,8 @@ class ScoreIndex(FitIndex):
     def _task(self, shape: Shape) -> Task:
         amounts = dict(shape.amounts)
         asks = tuple([amounts.get(name, 0) for name in self._resources])
+        if self.placement.prices:
+            return Task(asks, shape.gpus, shape.gpu_milli)
         return Task(asks, shape.devices, shape.device_milli)
 
 

@@ -17,14 +17,15 @@ from fairlead.core.state import Partition
 def losses(partition: Partition, shape: Shape, pools: Sequence[Pool]) -> dict[str, int]:
     """Return what is expected to be lost on a node of each pool with one task, if the placement reckons with that."""
     place = PLACEMENTS.get(partition.settings.place)
-    if not shape.devices or len(pools) < 2 or place is None or not place.prices:
+    if not shape.gpus or len(pools) < 2 or place is None or not place.prices:
         return {}
     known = [(Shape(key), weight) for key, weight in partition.mix.requests]
     asked = {name for each in (shape, *[usual for usual, _ in known]) for name, _ in each.amounts}
     names = [CPU, *sorted(asked - {CPU, GPU})]
     tasks = [(_task(usual, names), weight) for usual, weight in known]
+    gpu = shape.plugged or GPU
     nodes = [dict(pool.settings.node) for pool in pools]
-    empty = [(tuple([node.get(name, 0) for name in names]), node.get(GPU, 0) // WHOLE_DEVICE) for node in nodes]
+    empty = [(tuple([node.get(name, 0) for name in names]), node.get(gpu, 0) // WHOLE_DEVICE) for node in nodes]
     usual = [
         Usual(task, weight, frozenset([at for at, pool in enumerate(pools) if takes(pool, each)]))
         for (task, weight), (each, _) in zip(tasks, known, strict=True)
@@ -45,4 +46,4 @@ def losses(partition: Partition, shape: Shape, pools: Sequence[Pool]) -> dict[st
 
 def _task(shape: Shape, names: Sequence[str]) -> Task:
     amounts = dict(shape.amounts)
-    return Task(tuple([amounts.get(name, 0) for name in names]), shape.devices, shape.device_milli)
+    return Task(tuple([amounts.get(name, 0) for name in names]), shape.gpus, shape.gpu_milli)
