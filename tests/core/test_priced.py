@@ -304,6 +304,17 @@ def test_gpus_of_different_plugins_and_of_agents_are_told_apart() -> None:
     assert not w.partition().nodes.with_gpus
 
 
+def test_mixed_gpus_of_a_node_and_parts_of_those_of_a_plugin_are_still_used() -> None:
+    w = World()
+    w.node("both", cpu=8, gpu=2, **{NVIDIA: 2})
+    w.node("vendors", cpu=8, **{NVIDIA: 2, AMD: 2})
+    w.node("whole", cpu=8, **{AMD: 1})
+    jobs = [pod(w, "n", nvidia=2), pod(w, "m", nvidia=2), submit(w, "g", gpu=2), pod(w, "a", amd=2)]
+    parts = [w.submit(stages=[{"resources": {"cpu": 1, AMD: "500m"}}]) for _ in range(2)]
+    w.cycle()
+    assert sorted(nodes_of(w, *jobs)) == ["both", "both", "vendors", "vendors"] and len(nodes_of(w, *parts)) == 2
+
+
 # -- the mix
 
 

@@ -59,11 +59,8 @@ def mixed(partition: Partition) -> Mix:
         weights = {key: weight * MIX_WEIGHT // total for key, weight in weights.items()}
     most = sorted([(-weight, key) for key, weight in weights.items() if weight])[:MAX_MIX]
     started = gpu - waiting
-    ended = max(
-        0,
-        started
-        - sum([amount for name, amount in partition.root.account.used.items() if name == GPU or name.endswith(PLUGIN)]),
-    )
+    used = [amount for name, amount in partition.root.account.used.items() if name == GPU or name.endswith(PLUGIN)]
+    ended = max(0, started - sum(used))
     ending = 100 * ended // started if ended else 0
     return Mix(tuple(sorted([(key, -weight) for weight, key in most])), partition.counters.job, gpu, ending)
 

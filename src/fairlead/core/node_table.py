@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fairlead.core.model import DEFAULT_COST, Allocation, Earmark, NodeState, Place
 from fairlead.core.resources import GPU, Vector
-from fairlead.core.shape import PLUGIN, WHOLE_DEVICE, Shape
+from fairlead.core.shape import WHOLE_DEVICE, Shape, plugged_in
 
 VACANT = -1
 VACANT_STATE: NodeState = "lost"
@@ -72,7 +72,7 @@ class NodeTable:
         self.gpus: list[int] = []
         """The number of devices by row."""
         self.plugged: list[str] = []
-        """By row: the name of the GPUs that a device plugin offers; empty without, or if the node has devices."""
+        """By row: the name of the GPUs of a device plugin; empty without, and if they are of two kinds or in parts."""
         self.with_gpus = 0
         """The number of nodes with GPUs of either kind."""
         self.whole_part: list[tuple[int, int]] = []
@@ -335,8 +335,7 @@ class NodeTable:
                 self.offered[name] = self.offered.get(name, 0) + (1 if column[row] else -1)
         self.with_gpus -= bool(self.gpus[row] or self.plugged[row])
         self.gpus[row] = capacity.get(GPU, 0) // WHOLE_DEVICE
-        plugged = [name for name, amount in capacity.items() if name.endswith(PLUGIN) and amount >= WHOLE_DEVICE]
-        self.plugged[row] = min(plugged) if plugged and not self.gpus[row] else ""
+        self.plugged[row] = "" if self.gpus[row] else plugged_in(capacity.items())
         self.with_gpus += bool(self.gpus[row] or self.plugged[row])
         devices = self.devices[row]
         devices.extend([0] * (self.gpus[row] - len(devices)))

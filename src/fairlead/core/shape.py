@@ -45,6 +45,12 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Conditions on the labels of nodes that are preferred, with weights."""
 
 
+def plugged_in(resources: Iterable[tuple[str, int]]) -> str:
+    """Return the name of the GPUs of a device plugin, if they are whole and of one kind; else an empty text."""
+    found = [(name, amount) for name, amount in resources if amount and name.endswith(PLUGIN)]
+    return found[0][0] if len(found) == 1 and not found[0][1] % WHOLE_DEVICE else ""
+
+
 class Shape:
     """A shape with precomputed values for matching."""
 
@@ -71,12 +77,12 @@ class Shape:
         # `gpu: 2` takes two whole devices, `gpu: 0.25` a quarter of one.
         self.devices = gpu // WHOLE_DEVICE if gpu >= WHOLE_DEVICE else min(gpu, 1)
         self.device_milli = min(gpu, WHOLE_DEVICE)
-        self.plugged = next((name for name, _ in key.resources if name.endswith(PLUGIN)), "")
+        self.plugged = "" if gpu else plugged_in(key.resources)
         """The name of the GPUs of a device plugin that it asks for; empty without."""
         self.gpus, self.gpu_milli = self.devices, self.device_milli
         """As `devices` and `device_milli`, also for GPUs without numbers."""
-        if self.plugged and not self.devices:
-            self.gpus, self.gpu_milli = -(-dict(key.resources)[self.plugged] // WHOLE_DEVICE), WHOLE_DEVICE
+        if self.plugged:
+            self.gpus, self.gpu_milli = dict(key.resources)[self.plugged] // WHOLE_DEVICE, WHOLE_DEVICE
         self.stages = 0
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
         """Cached result of `never.most_ever`: versions of nodes and pools, number of tasks, True if it is exact."""
@@ -90,6 +96,10 @@ class Shape:
 
     def __repr__(self) -> str:
         return f"Shape({self.text})"
+
+    @property
+    def gpu_name(self) -> str:
+        return self.plugged or (GPU if self.devices else "")
 
     @property
     def resources(self) -> Vector:

@@ -194,11 +194,6 @@ class ScoreIndex(FitIndex):
         used = min(count, -(-nodes.used[name][row] // WHOLE_DEVICE))
         return (WHOLE_DEVICE,) * used + (0,) * (count - used)
 
-    def _accepts(self, shape: Shape, key: KindKey, near: str | None) -> bool:
-        if shape.plugged and self.placement.prices and key.gpus != shape.plugged:
-            return False
-        return super()._accepts(shape, key, near)
-
     def _knows(self, shape: Shape) -> bool:
         # The thresholds are only for nodes that are used as by `pack`.
         return self._distinguishes(shape) and (not self._packs or shape.devices > 0 or super()._knows(shape))
@@ -211,13 +206,14 @@ class ScoreIndex(FitIndex):
         """Choose nodes of some kinds, which are either all scored or all used as by `pack`."""
         if not isinstance(kinds[0], Groups):
             return super()._choose_among(kinds, shape, most, number)
-        task, placement = self._tasks[shape], self._placement()
+        placement = self._placement()
         chosen: dict[int, tuple[int, tuple[int, ...]]] = {}
         for at in range(most):
-            best = self._drawn(kinds, task, number + at) if placement.drawn else self._best(kinds, shape, task)
+            best = self._drawn(kinds, self._tasks[shape], number + at) if placement.drawn else self._best(kinds, shape)
             if best is None:
                 break
             kind, group, node_id = best
+            task = self._task_on(kind, shape)
             devices = placement.devices(group.state, task, self._fleet(kind))
             tasks, before = chosen.get(node_id, (0, ()))
             chosen[node_id] = (tasks + 1, before + devices if shape.devices else ())
@@ -239,10 +235,9 @@ class ScoreIndex(FitIndex):
     def _fits_any(self, kinds: list[Any], shape: Shape) -> bool:
         if not isinstance(kinds[0], Groups):
             return self._fullest(shape, kinds) is not None
-        task = self._tasks[shape]
         if self._placement().drawn:
-            return any(_fits(state, task) for kind in kinds for state in kind.groups)
-        return any(kind.groups and self._top(kind, shape, task) is not None for kind in kinds)
+            return any(_fits(state, self._tasks[shape]) for kind in kinds for state in kind.groups)
+        return any(kind.groups and self._top(kind, shape) is not None for kind in kinds)
 
     def _placement(self) -> Placement:
         return PLACEMENTS["bestfit"] if self._tight else self.placement
@@ -269,17 +264,18 @@ class ScoreIndex(FitIndex):
         node_id, kind, group = best[draw(self.seed, number, [group.size for _, _, group in best])]
         return kind, group, node_id
 
-    def _best(self, kinds: list[Groups], shape: Shape, task: Task) -> tuple[Groups, Group, int] | None:
+    def _best(self, kinds: list[Groups], shape: Shape) -> tuple[Groups, Group, int] | None:
         """Return the best node, of equal ones the one that joined first."""
         best: Top | None = None
         of: Groups | None = None
         for kind in kinds:
-            top = self._top(kind, shape, task) if kind.groups else None
+            top = self._top(kind, shape) if kind.groups else None
             if top is not None and (best is None or top < best):
                 best, of = top, kind
         return None if best is None or of is None else (of, best[3], best[1])
 
-    def _top(self, kind: Groups, shape: Shape, task: Task) -> Top | None:
+    def _top(self, kind: Groups, shape: Shape) -> Top | None:
+        task = self._task_on(kind, shape)
         fleet = self._fleet(kind)
         ranking = kind.rankings.pop((shape, self._tight), None)
         if ranking is None:
@@ -360,7 +356,13 @@ class ScoreIndex(FitIndex):
             tasks = [(self._task(shape), tasks) for shape, tasks in self._mix]
             self._waste = self._waste or waste_of(tasks)
             accepted = {
-                key: tuple([at for at, (shape, _) in enumerate(self._mix) if self._accepts(shape, key, None)])
+                key: tuple(
+                    [
+                        at
+                        for at, (shape, _) in enumerate(self._mix)
+                        if self._accepts(shape, key, None) and shape.gpu_name in ("", key.gpus)
+                    ]
+                )
                 for key in self._counts
             }
             # Kinds that accept the same requests have the same prices.
@@ -459,6 +461,11 @@ class ScoreIndex(FitIndex):
         if self.placement.prices:
             return Task(asks, shape.gpus, shape.gpu_milli)
         return Task(asks, shape.devices, shape.device_milli)
+
+    def _task_on(self, kind: Groups, shape: Shape) -> Task:
+        """Return the request as a kind sees it: GPUs of a plugin are only an amount on nodes with other GPUs."""
+        task = self._tasks[shape]
+        return task if not shape.plugged or kind.key.gpus == shape.plugged else Task(task.amounts, 0, 0)
 
 
 def _fits(state: Node, task: Task) -> bool:
