@@ -54,8 +54,8 @@ NOT_A_NAME = (
 )
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = (
-    "it has after, begin, done_when, gang, groups, hold, labels, name, preemptible, preempts, priority, queue, stages, "
-    "user"
+    "it has after, begin, done_when, gang, groups, hold, labels, name, notify, notify_on, preemptible, preempts, "
+    "priority, queue, singleton, stages, user"
 )
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
@@ -313,9 +313,15 @@ JOBS: dict[str, tuple[object, str]] = {
         job(after=["missing"]),
         'after[0]: there is no job "missing" in this partition; name one that is known',
     ),
-    "after a killed job": (
-        job(after=["run", "dead"]),
-        "after[1]: job dead is over (killed), so this one could never start; leave it out",
+    "after an unknown end": (
+        job(after=["run", "dead:late"]),
+        'after[1]: "dead:late" has no known condition; write dead or one of dead:ok, dead:any, dead:failed, '
+        "dead:started, dead:each",
+    ),
+    "each task after one that is none": (
+        job(after=["dead:each"]),
+        "after[0]: only the tasks of an array can follow those of another job; leave :each out to wait for the whole "
+        "job",
     ),
     "after as a text": (job(after="run"), 'after: "run" is not a list; write [one, two]'),
     "an unknown gang": (job(gang="all"), 'gang: "all" is not one of stage, job; write one of them'),

@@ -175,8 +175,29 @@ def _not_active(partition: Partition, job: Job) -> str:
         return "its job is over"
     if job.held_by is not None:
         return f"its job is held by {job.held_by.user}"
-    unmet = [name for name in job.after if name in partition.jobs and partition.jobs[name].state != "succeeded"]
+    unmet = [f"{name}:{when}" for name, when in job.after if not _is_met(partition.jobs.get(name), when)]
     return f"it comes after {unmet}" if unmet else ""
+
+
+def _is_met(before: Job | None, when: str) -> bool:
+    """True if a job may start after another one, which may have been forgotten since."""
+    if before is None:
+        return True
+    runs = any(stage.live for stage in before.stages)
+    if when == "ok":
+        return before.state == "succeeded"
+    if when == "started":
+        past = [past for stage in before.stages for past in (stage.history or {}).values()]
+        return runs or any(stage.ended_as("succeeded") for stage in before.stages) or any(p.attempt for p in past)
+    if when == "each":
+        return True  # judged task by task, see `is_followed`
+    return not runs and before.over and (when == "any" or before.state != "succeeded")
+
+
+def is_followed(partition: Partition, job_id: str, position: int, index: int) -> bool:
+    """True if the tasks that a task follows one by one have succeeded, or have been forgotten."""
+    followed = [partition.jobs.get(name) for name, when in partition.jobs[job_id].after if when == "each"]
+    return all(before is None or index in before.stages[position].ended_as("succeeded") for before in followed)
 
 
 def _stopping_members(ask: Ask) -> str:

@@ -45,6 +45,7 @@ from tests.chaos.rules import (
     Rooms,
     comes_before,
     has_one_shape,
+    is_followed,
     refusal,
     refusal_to_claim,
     refusal_to_wait_behind,
@@ -170,6 +171,8 @@ class _Starts:
             need(not disconnected, f"a task is placed on a node whose agent is disconnected: {change}")
         if isinstance(change, Placed | SinglesPlaced):
             self._judge_start(change)
+            alone = [task for task in _tasks(change) if not is_followed(partition, *task)]
+            need(not alone, f"tasks are placed before those that they follow have succeeded: {alone}")
             self._placed.update(_placed(change))
             self._new.update(_tasks(change))
         elif isinstance(change, Chained):

@@ -161,3 +161,19 @@ def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
     w._send("default", CloseNodes(**fields))
     w.cycle()
     assert str(w.answers()[-1]) == said
+
+
+def test_a_drain_with_an_end() -> None:
+    w = world("r1", "r1", "r2")
+    w.drain("n0", "firmware", "1h")
+    w.drain("n1", "firmware")
+    w.cycle()
+    w.advance(1_800)
+    w.close({"rack": "r1"}, "2h")  # closes no node that is drained already
+    w.cycle()
+    assert states(w) == {"n0": "draining", "n1": "draining", "n2": "up"}
+    w.restart()
+    w.advance(1_800)
+    assert states(w) == {"n0": "disabled", "n1": "draining", "n2": "up"}  # the closure lasts longer than the drain
+    w.advance(5_400)
+    assert states(w) == {"n0": "up", "n1": "draining", "n2": "up"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -46,6 +47,7 @@ node_names = st.sampled_from(NODES)
 jobs = st.sampled_from(JOBS)
 FAULTS_OF_AGENTS = "hold_acks release_acks refuse_launches silence disconnect connect fail_node return_node".split()
 queues = st.sampled_from(QUEUES)
+dependencies = st.builds("{}:{}".format, jobs, st.sampled_from(["ok", "any", "failed", "started"]))
 stages = st.sampled_from(STAGES)
 resources = st.fixed_dictionaries(
     {},
@@ -254,7 +256,7 @@ class Machine(RuleBasedStateMachine):
         one=stage_documents,
         other=st.none() | stage_documents,
         priority=st.integers(-1, 2),
-        after=st.none() | st.none() | st.none() | jobs,
+        after=st.none() | st.none() | st.none() | dependencies,
         key=st.none() | st.sampled_from(["k1", "k2"]),
         gang=st.sampled_from(["stage", "job"]),
     )
@@ -291,6 +293,8 @@ class Machine(RuleBasedStateMachine):
         on_loss=st.sampled_from(["replace", "restart", "fail"]),
         throttle=st.sampled_from([None, None, 1, 3]),
         chosen=st.sampled_from([None, None, "1,3,5-9", "0-8:2"]),
+        follows=st.booleans(),
+        singleton=st.booleans(),
     )
     def array(
         self,
@@ -301,10 +305,43 @@ class Machine(RuleBasedStateMachine):
         on_loss: str,
         throttle: int | None = None,
         chosen: str | None = None,
+        follows: bool = False,
+        singleton: bool = False,
     ) -> None:
-        """Many quick tasks, which go in chains where these are on."""
+        """Many quick tasks, which go in chains where these are on. Another array may follow them task by task."""
         stage = {"array": chosen or count, "tries": tries, "on_loss": on_loss, "resources": {"cpu": 1}, "duration": 1}
-        self._submit(name=name, queue=queue, user="ann", stages=[{**stage, "name": "s", "throttle": throttle}])
+        stage = {**stage, "name": "s", "throttle": throttle}
+        self._submit(name=name, queue=queue, user="ann", stages=[stage], singleton=singleton)
+        if follows and self.submitted:
+            after = [f"{self.submitted[-1]}:each"]
+            self._submit(name="follower", queue=queue, user="ann", stages=[{**stage, "array": "1,3"}], after=after)
+
+    @rule(names=st.permutations(JOBS[:4]), queue=queues, when=st.sampled_from(["ok", "any", "failed"]))
+    def pipeline(self, names: list[str], queue: str, when: str) -> None:
+        stages = [{"name": "s"}]
+        jobs = [{"name": name, "queue": queue, "stages": stages} for name in names]
+        for earlier, later in pairwise(jobs):
+            later["after"] = [f"{earlier['name']}:{when}"]
+        first = self.w.partition().counters.job
+        self.w.submit_pipeline("pipe", jobs, user="ann")
+        self.submitted += [str(first), str(first + 2)]
+
+    @rule(
+        data=st.data(),
+        user=st.sampled_from([None, None, "ann"]),
+        queue=st.none() | queues,
+        after=st.none() | st.none() | dependencies,
+        cpu=st.sampled_from([None, None, 1, 2]),
+        throttle=st.sampled_from([None, "none", 1, 2]),
+        limit=st.sampled_from([None, "none", "3s"]),
+        priority=st.sampled_from([None, 1]),
+    )
+    def update_job(
+        self, data: Any, user: Any, queue: Any, after: Any, cpu: Any, throttle: Any, limit: Any, priority: Any
+    ) -> None:
+        changes: dict[str, Any] = {"queue": queue, "throttle": throttle, "time_limit": limit, "priority": priority}
+        changes |= {"after": [after] if after else None, "resources": {"cpu": cpu} if cpu else None, "stage": "s"}
+        self._on_job(data, lambda job: self.w.update_job(job, user, **changes, labels={"changed": "yes"}))
 
     def _submit(self, **document: Any) -> None:
         with suppress(Refused):  # more needed together than there are
@@ -567,7 +604,7 @@ class Machine(RuleBasedStateMachine):
             for stage in job.stages:
                 lane = (job.queue.path, stage.shape.text)
                 asked, waiting = expected.get(lane, (0, 0))
-                expected[lane] = (asked, waiting + stage.waiting())
+                expected[lane] = (asked, waiting + stage.unstarted())
                 for ask in stage.asks:
                     if ask is not None and ask.stage is stage:
                         lane = (job.queue.path, text_of(lane_key(ask)[1]))

@@ -26,6 +26,7 @@ from fairlead.core.why.remedy_steps import (
     RaiseLimit,
     RaiseMaxJobs,
     RaiseShare,
+    RaiseThrottle,
     Ready,
     ReleaseHold,
     ReleaseJob,
@@ -229,6 +230,8 @@ class Scene:
                 case RaiseMaxJobs():
                     self._limits(step)["max_jobs"] = step.max_jobs
                     world.configure(deepcopy(self.config))
+                case RaiseThrottle():
+                    world.update_job(step.job, stage=step.stage, throttle=step.throttle)
                 case RaiseShare():
                     self._queue(step.queue)["share"] = step.share
                     world.configure(deepcopy(self.config))

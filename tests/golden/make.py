@@ -50,6 +50,8 @@ from fairlead.core.commands import (
     SetPriority,
     StopTasks,
     Submit,
+    SubmitPipeline,
+    UpdateJob,
     UpdateManager,
     UpdateNode,
 )
@@ -410,6 +412,7 @@ def play(s: Script) -> None:
     # A stage with conditions on labels and with preferences.
     s.cycle(submit("picky", PICKY))
     s.keep()
+    follow(s)
     # A node runs a task that this journal never gave.
     strange = Report(node="c3", job="lost", stage="main", indices=(2, 4), attempt=3, state="running", number=9_000)
     s.cycle(strange, alarm=True)
@@ -421,6 +424,27 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(RemovePartition(operator=True))
     s.keep()
+
+
+def follow(s: Script) -> None:
+    """Tasks follow tasks of another job, a job follows a failure, and a job that waits is changed."""
+    array = {**ARRAY, "queue": "root.ci", "stages": [{"name": "a", "array": 3, "resources": {"cpu": "100m"}}]}
+    s.cycle(node("c4", resources={"cpu": 4}))
+    s.cycle(submit("first", array), submit("second", {**array, "after": ["first:each"], "singleton": True}))
+    s.cycle(submit("rescue", {**array, "after": ["first:failed"]}))
+    s.cycle(*s.report("first", "a", "running"))
+    s.cycle(*s.report("first", "a", "succeeded", 1))
+    s.cycle(*s.report("first", "a", "failed", 1))
+    s.keep()
+    changes = {"queue": "root.ml", "resources": (("cpu", 300),), "throttle": 2, "labels": (("team", "nlp"),)}
+    s.cycle(UpdateJob(job="rescue", user="ann", operator=True, **changes))
+    s.keep()
+    s.cycle(*(Kill(job=name, operator=True) for name in ("first", "second", "rescue")))
+    s.cycle(*s.report("first", "a", "stopped"), *s.report("second", "a", "stopped"))
+    specs = tuple(parse_job({**array, "name": name, "after": after}) for name, after in (("x", []), ("y", ["x:any"])))
+    s.cycle(SubmitPipeline(name="nightly", specs=specs, user="ann", operator=True))
+    s.keep()
+    s.cycle(*(Kill(job=job.id, operator=True) for job in s.partition.jobs.values() if job.spec.name in ("x", "y")))
 
 
 def plan_a_start(s: Script) -> None:

@@ -18,7 +18,8 @@ from tests.http.serving import JOB, Serving, serving, submit
 # Operation → the least role that may do it.
 ROLES = {
     "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile resultArchive "
-    "history attempts kill hold release requeue stopTasks scale setPriority tryPriority nodes node queues queue lanes "
+    "history attempts kill hold release requeue stopTasks scale submitPipeline updateJob rerun table jobUsage "
+    "setPriority tryPriority nodes node queues queue lanes "
     "holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "
     "logout map live timeline pastMap pastQueues sentences mapTasks loans "
     "closures openTunnel",
@@ -96,6 +97,7 @@ def test_users_see_and_touch_only_their_own(site: Serving) -> None:
         ("POST", f"/api/v1/jobs/{hers}/scale", {"count": 3}),
         ("POST", f"/api/v1/jobs/{hers}/scale", {"stage": "main", "count": 3}),
         ("POST", f"/api/v1/jobs/{hers}/priority", {"priority": -1}),
+        ("POST", f"/api/v1/jobs/{hers}/update", {"labels": {"a": "b"}}),
         ("POST", "/api/v1/lanes/cancel", {"job": hers, "stage": "main"}),
     ):
         there = bob.request(method, path, json=body)

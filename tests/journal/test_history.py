@@ -17,6 +17,7 @@ import pytest
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.store import History, Used
+from fairlead.history.usage_report import waste_of
 from fairlead.wire.agent_messages import Tasks
 from tests.until import until
 
@@ -25,7 +26,7 @@ SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
 def job(number: int, **more: object) -> JobRow:
     tasks = {"succeeded": 1}
-    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, tasks, {}, "")
+    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, tasks, {}, "", ())
     return JobRow(*(more.get(name, value) for name, value in zip(JobRow.__struct_fields__, row, strict=True)))
 
 
@@ -129,8 +130,8 @@ def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(
     ]
     history.put_used([*again, Used("default", 3, "main", 0, 1, 0, 7, 3, 1, "n1")])
     history.flush()
-    assert history.used("default", 1) == {"main": (3, 1, 1)}
-    assert history.used("default", 2) == {"main": (5, 1, 1)}
+    assert history.used("default", 1) == {"main": (3, 7, 1, 1)}
+    assert history.used("default", 2) == {"main": (5, 1, 1, 1)}
     assert history.used("default", 3) == {}
     history.close()
 
@@ -310,3 +311,24 @@ def history_of_names(database: str) -> Iterator[History]:
     history.flush()
     yield history
     history.close()
+
+
+@pytest.mark.parametrize(
+    ("amounts", "cpu", "memory", "said"),
+    [
+        ({"cpu": 8_000}, 1.1, 0, "it asks for 8 CPUs a task and uses 1.1 on average; --cpu 2 would be enough"),
+        ({"cpu": 8_000}, 4.1, 0, ""),
+        ({"cpu": 1_000}, 0.1, 0, ""),
+        (
+            {"cpu": 1_000, "memory": 64 * 2**30},
+            1.0,
+            3 * 2**30,
+            "it asks for 64Gi memory a task and uses 3Gi at most; --memory 4Gi would be enough",
+        ),
+        ({"memory": 4 * 2**30}, 1.0, 2**30, ""),
+    ],
+)
+def test_waste_is_named(amounts: dict[str, int], cpu: float, memory: int, said: str) -> None:
+    ran = 3600 * 10**6
+    assert waste_of(amounts, int(cpu * ran), ran, memory) == said
+    assert waste_of(amounts, int(cpu * 10**6), 10**6, memory) == ""

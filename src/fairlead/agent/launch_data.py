@@ -18,9 +18,14 @@ KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".s
 """Variables of the agent that its tasks inherit. All others, such as tokens, are hidden from tasks."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
+NOWHERE: Mapping[str, str] = {}
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables from which libraries take their number of threads. Most libraries read the first if their own is not
 set."""
+
+
+SERVER = ("FAIRLEAD_URL", "FAIRLEAD_TOKEN")
+NO_SPEC = wire.Spec(())
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -29,6 +34,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     """Working directory of tasks that name none; empty for the home of their user."""
     environment: dict[str, str]
     gpus: tuple[str, ...] = ()
+    server: dict[str, str] = {}
+    """The variables with which tasks find the server, without the token."""
 
 
 def personal_variables() -> dict[str, str]:
@@ -40,17 +47,20 @@ def personal_variables() -> dict[str, str]:
     return {"HOME": person.pw_dir, "USER": person.pw_name, "LOGNAME": person.pw_name, "SHELL": person.pw_shell}
 
 
-def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:
-    """Return the settings that all tasks of a node share.
+def surroundings(
+    node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool, server: Mapping[str, str] = NOWHERE
+) -> Surroundings:
+    """Return the settings that all tasks of a node share. `server` are the variables with which they find the server.
 
     With `as_users`, tasks run as their users. Then the personal variables are left out, because the spawner of each
     user sets them.
     """
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
     if as_users:
-        return Surroundings(node, "", {name: value for name, value in kept.items() if name not in PERSONAL}, gpus)
+        shared = {name: value for name, value in kept.items() if name not in PERSONAL}
+        return Surroundings(node, "", shared, gpus, dict(server))
     home = kept.get("HOME", "/")
-    return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
+    return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus, dict(server))
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
@@ -62,7 +72,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
     chosen = dict(spec.environment) | dict(spec.secrets)
     # The thread variables follow the CPUs of the task, unless the job sets the one that all libraries read.
     threads = {} if THREADS[0] in chosen else dict.fromkeys(THREADS, str(max(1, -(-spec.cpu // 1000))))
-    environment = around.environment | threads | chosen
+    environment = around.environment | around.server | threads | chosen
     environment["FAIRLEAD_NODE"] = around.node
     if around.gpus and not launch.devices:
         environment |= _gpu_variables("")
@@ -74,16 +84,24 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
 
 
 def own_variables(
-    around: Surroundings, launch: Launch, parameters: tuple[str, ...] = (), texts: tuple[str, ...] = ()
+    around: Surroundings, launch: Launch, spec: wire.Spec = NO_SPEC, texts: tuple[str, ...] = ()
 ) -> list[dict[str, str]] | None:
-    """Return the variables of each task of a launch; None if all tasks have the same."""
+    """Return the variables of each task of a launch; None if there are none beside those of its specification.
+
+    The token is one of them, because launches of different jobs share a specification. A job with a token or a server
+    of its own gets none.
+    """
+    token: dict[str, str] = {}
+    if launch.token and around.server and not any(name in SERVER for name, _ in (*spec.environment, *spec.secrets)):
+        token = {"FAIRLEAD_TOKEN": launch.token}
     if not launch.devices and launch.gang is None and not launch.values:
-        return None
+        return [token] * count_of(launch.tasks.indices) if token else None
     indices = list(each_of(launch.tasks.indices))
-    own: list[dict[str, str]] = [{} for _ in indices]
+    own: list[dict[str, str]] = [dict(token) for _ in indices]
     if launch.values:
         for variables, values in zip(own, launch.values, strict=True):
-            variables.update((PARAMETER + name, texts[value]) for name, value in zip(parameters, values, strict=True))
+            named = zip(spec.parameters, values, strict=True)
+            variables.update((PARAMETER + name, texts[value]) for name, value in named)
     if launch.devices:
         # GPUs that an operator added to the detected ones are named by number.
         names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]
@@ -151,6 +169,10 @@ def _gpu_variables(names: str) -> dict[str, str]:
 
 def each_of(flat: Flat) -> chain[int]:
     return chain.from_iterable(map(range, flat[::2], flat[1::2]))
+
+
+def count_of(flat: Flat) -> int:
+    return sum(flat[1::2]) - sum(flat[::2])
 
 
 def flat_of(numbers: list[int]) -> Flat:

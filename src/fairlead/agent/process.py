@@ -32,7 +32,7 @@ from fairlead.agent.task_logs import remove_old
 from fairlead.agent.task_table import TaskTable
 from fairlead.agent.tunnel import Tunnels
 from fairlead.wire import agent_messages as wire
-from fairlead.wire.addresses import servers
+from fairlead.wire.addresses import is_exposed, servers
 from fairlead.wire.agent_messages import MAX_MESSAGE_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
@@ -100,7 +100,8 @@ class Agent:
         self._identity = Identity(self._directory, self._name, settings.token)
         self._helper = helper
         inherited = {**personal_variables(), **os.environ}
-        around = surroundings(self._name, self._machine.gpus, inherited, helper is not None)
+        server = server_variables(settings)
+        around = surroundings(self._name, self._machine.gpus, inherited, helper is not None, server)
         self.lists = ResultLists(self._directory / "results", log)
         if helper is None:
             number = settings.spawners or spawners_for(os.cpu_count() or 1)
@@ -344,6 +345,16 @@ class _Channel:
 def spawners_for(cores: int) -> int:
     """Return the number of spawners that a node without separate users needs to keep its cores busy."""
     return max(min(2, cores), min(MAX_SPAWNERS, cores // 2))
+
+
+def server_variables(settings: Settings) -> dict[str, str]:
+    """Return the variables with which tasks find the server of this agent, as the agent does."""
+    variables = {"FAIRLEAD_URL": settings.join}
+    if settings.authority is not None:
+        variables["FAIRLEAD_CA"] = str(settings.authority.absolute())
+    if any(map(is_exposed, servers(settings.join))):
+        variables["FAIRLEAD_INSECURE"] = "1"  # the agent was told that the network is trusted
+    return variables
 
 
 def _address(url: str, partition: str) -> str:

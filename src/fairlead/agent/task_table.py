@@ -157,7 +157,7 @@ class TaskTable:
         tasks = launch.tasks
         meta = (tasks.job, tasks.number, tasks.stage, tasks.attempt)
         spec = self._spec_of(launch, work)
-        own = own_variables(self._around, launch, work.specs[launch.spec].parameters, work.texts)
+        own = own_variables(self._around, launch, work.specs[launch.spec], work.texts)
         among = self.spawners_of(work.specs[launch.spec].user)
         placed: dict[int, list[int]] = {spawner: [] for spawner in among}
         variables: dict[int, list[dict[str, str]]] = {spawner: [] for spawner in among}

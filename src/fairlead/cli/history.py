@@ -11,7 +11,7 @@ import typer
 from fairlead.cli import completion
 from fairlead.cli.option_values import moment, wrong
 from fairlead.cli.options import JobFilters, Output, open_client
-from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table
+from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table, print_text
 from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class UsageOptions(Output):
     until: Until = ""
     user: str = option("Only work of this user.")
     partition: str = option("Partition. By default all of them.", "-p", autocompletion=completion.partitions)
+    used: bool = option("Also show how much of it was used, and name jobs that asked for much more than they used.")
     as_csv: bool = option("Print CSV.", "--csv")
 
 
@@ -102,7 +103,10 @@ def usage(options: UsageOptions) -> None:
     times = moment(options.since, "--since"), moment(options.until, "--until")
     with open_client(options.partition) as client:
         report = client.usage_report(
-            [name.strip() for name in options.by.split(",") if name.strip()], *times, user=options.user
+            [name.strip() for name in options.by.split(",") if name.strip()],
+            *times,
+            user=options.user,
+            used=options.used,
         )
     if options.as_json:
         print_json(report)
@@ -113,17 +117,20 @@ def usage(options: UsageOptions) -> None:
         return
     columns = [*(name.upper() for name in report.by), "JOBS", "ATTEMPTS", "PREEMPTED"]
     columns += [f"{'GiB' if kind == 'memory' else kind.upper()}-HOURS" for kind in kinds]
-    rows = [(*row.group.values(), *_cells(row, kinds)) for row in report.rows]
+    rows = [(*row.group.values(), *_cells(row, kinds, options.used)) for row in report.rows]
     if len(rows) != 1:
         label = ["total", *[""] * (len(report.by) - 1)] if report.by else []
-        rows.append((*label, *_cells(report.total, kinds)))
-    print_table((*columns, "WAIT", "MEDIAN", "95%"), rows)
+        rows.append((*label, *_cells(report.total, kinds, options.used)))
+    print_table((*columns, *(["CPU USED"] if options.used else []), "WAIT", "MEDIAN", "95%"), rows)
+    for waste in report.wasteful:
+        print_text(f"job {waste.job} of {waste.user}: {waste.text} ({_hours(waste.cpu_hours)} CPU-hours unused)")
 
 
-def _cells(row: wire.Used, kinds: list[str]) -> list[object]:
+def _cells(row: wire.Used, kinds: list[str], used: bool) -> list[object]:
     hours = [_hours(_amount(kind, row)) for kind in kinds]
     waits = ["" if wait is None else lasted(wait) for wait in (row.wait_mean, row.wait_median, row.wait_95)]
-    return [row.jobs, row.attempts, row.preempted, *hours, *waits]
+    share = f"{100 * row.cpu_hours_used / row.cpu_hours_had:.0f}%" if row.cpu_hours_had else ""
+    return [row.jobs, row.attempts, row.preempted, *hours, *([share] if used else []), *waits]
 
 
 def _amount(kind: str, row: wire.Used) -> float:

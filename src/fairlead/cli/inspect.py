@@ -91,6 +91,10 @@ def show(
     job: JobName,
     *,
     limit: Annotated[int, typer.Option(help="Largest number of tasks to list.", min=1)] = SHOWN,
+    usage: Annotated[
+        bool,
+        typer.Option("--usage", help="List the CPU time and the memory that tasks used, beside what they asked for."),
+    ] = False,
     common: Common,
 ) -> None:
     """Show a job with its tasks.
@@ -98,6 +102,8 @@ def show(
     A job that ended long ago is in the history only. Then the attempts of its tasks are listed instead.
     """
     with common.client() as client:
+        if usage:
+            return _show_usage(client, job, limit, common)
         view = client.job(job)
         tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
         attempts = [] if common.as_json and not view.forgotten else _attempts(client, job)
@@ -111,6 +117,43 @@ def show(
         _print_attempts(attempts)
     else:
         _print_tasks(tasks, _past(tasks, attempts, limit))
+
+
+def _show_usage(client: Client, job: str, limit: int, common: Common) -> None:
+    from fairlead.wire import operations as op
+
+    tasks: list[wire.TaskUse] = []
+    for page in client.pages(op.JobUsage(job=job, limit=min(limit, 1_000))):
+        stages = page.stages
+        tasks += page.tasks
+        if len(tasks) > limit or (len(tasks) == limit and page.next):
+            say_cut(limit, "attempts")
+            tasks = tasks[:limit]
+            break
+    if common.as_json:
+        print_json({"stages": stages, "tasks": tasks})
+        return
+    rows = []
+    for task in tasks:
+        asked = stages[task.stage].asked
+        cpus = task.cpu_seconds / task.ran if task.ran else 0.0
+        memory, limit_of = amounts({"memory": task.memory}), amounts({"memory": asked.get("memory", 0)})
+        rows.append(
+            (
+                f"{task.stage}[{task.index}]",
+                task.attempt,
+                lasted(task.ran),
+                f"{cpus:.2f} of {asked.get('cpu', 0):g}",
+                memory.partition("=")[2] + (f" of {limit_of.partition('=')[2]}" if asked.get("memory") else ""),
+                f"{asked['gpu']:g}" if asked.get("gpu") else "",
+            )
+        )
+    print_table(("TASK", "ATTEMPT", "RAN", "CPUS USED", "MEMORY USED", "GPUS"), rows)
+    for name, stage in stages.items():
+        if stage.hint:
+            print_text(f"stage {name}: {stage.hint}")
+    if not tasks:
+        print_text("no use is known yet: it is measured when tasks end")
 
 
 def _print_job(job: wire.Job, starts: list[float | None], attempts: list[wire.Attempt]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli import completion
-from fairlead.cli.option_values import wrong
-from fairlead.cli.options import Common, LiveJobName, Yes
+from fairlead.cli.option_values import check_duration, pairs, wrong
+from fairlead.cli.options import Common, JobName, LiveJobName, Yes
 from fairlead.cli.output import is_unreachable, print_json, print_text, problem_document
 from fairlead.cli.typer_commands import argument, option
 
@@ -191,6 +191,107 @@ def scale(
         if not count and not note and not any(entry.count for entry in client.job(job).stages):
             note = "0 tasks, so the job ends"
     common.show({"note": note}, [f"{job}: {note or _tasks(count)}"])
+
+
+class Changes(Common):
+    """The options of `update`."""
+
+    job: LiveJobName
+    queue: str | None = option("Another queue.", "-q", autocompletion=completion.queues)
+    priority: int | None = option("Another priority, at most your max_priority in the queue.")
+    after: list[str] | None = option(
+        "Wait for these jobs instead of the earlier ones, as for `fairlead submit`; may be repeated. Nothing between "
+        "quotes, as in --after '', for no job.",
+        metavar="JOB[:ok|any|failed|started]",
+        autocompletion=completion.live_jobs,
+    )
+    label: list[str] | None = option(
+        "Add or change a label, as key=value; may be repeated.", "-l", autocompletion=completion.job_labels
+    )
+    unlabel: list[str] | None = option("Remove a label; may be repeated.", metavar="KEY")
+    stage: str = option("Stage of the following values, if the job has several.")
+    cpu: str | None = option("CPUs of each task.")
+    memory: str | None = option("Memory of each task, such as 512Mi or 8Gi.")
+    gpu: str | None = option("GPUs of each task.")
+    resource: list[str] | None = option("Another resource of each task, as name=amount; 0 for none; may be repeated.")
+    time_limit: str | None = option("Time limit of each task, such as 2h; none for no limit.")
+    estimate: str | None = option("Expected run time of a task; none for no estimate.")
+    throttle: str | None = option("Run at most N tasks of the array at a time; none for no limit.", metavar="N|none")
+
+    def document(self) -> dict[str, Any]:
+        """Return the changes that the options describe."""
+        resources = pairs(self.resource, "--resource")
+        for name, amount in (("cpu", self.cpu), ("memory", self.memory), ("gpu", self.gpu)):
+            if amount is not None:
+                resources[name] = amount
+        labels: dict[str, str | None] = {**pairs(self.label, "--label"), **dict.fromkeys(self.unlabel or ())}
+        for name in ("time_limit", "estimate"):
+            if getattr(self, name) != "none":
+                check_duration(getattr(self, name), f"--{name.replace('_', '-')}")
+        throttle = self.throttle
+        if throttle is not None and throttle != "none" and not (throttle.isdecimal() and int(throttle)):
+            raise wrong("--throttle", f"{throttle!r} is not a number of tasks; write one above 0, or none")
+        changes = {
+            "queue": self.queue,
+            "priority": self.priority,
+            "after": None if self.after is None else [job for job in self.after if job],
+            "labels": labels or None,
+            "resources": resources or None,
+            "time_limit": self.time_limit,
+            "estimate": self.estimate,
+            "throttle": int(throttle) if throttle and throttle != "none" else throttle,
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        if not given:
+            raise typer.BadParameter("name what should change, such as --queue root.ml or --throttle 8")
+        return {**given, **({"stage": self.stage} if self.stage else {})}
+
+
+def update(changes: Changes) -> None:
+    """Change a waiting job: its queue, resources, limits, priority, dependencies, throttle or labels.
+
+    The job keeps its place. You need the rights that submitting the changed job would need. Priority, throttle and
+    labels can be changed while tasks of the job run; the other values only while none runs.
+
+    fairlead update 7 --throttle 20
+
+    fairlead update 7 --queue root.night --gpu 2 --after 5:any
+    """
+    from fairlead.wire import operations as op
+
+    document: Any = changes.document()
+    with changes.client() as client:
+        note = client.send(op.UpdateJob(job=changes.job, document=document)).note
+    changes.show({"note": note}, [f"{changes.job}: {note}"])
+
+
+def rerun(
+    job: JobName,
+    *,
+    failed: Annotated[
+        bool, typer.Option(help="Run only the tasks that have not succeeded. A gang runs whole.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", help="Add or change an environment variable, as NAME=value; may be repeated."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Another name.")] = "",
+    queue: Annotated[str, typer.Option("--queue", "-q", help="Another queue.", autocompletion=completion.queues)] = "",
+    common: Common,
+) -> None:
+    """Submit a job that is over again, and print the id of the new job.
+
+    It runs as it was submitted and updated, but waits for no other jobs.
+
+    fairlead rerun 7 --failed
+
+    fairlead rerun 7 -e LR=0.1
+    """
+    with common.client() as client:
+        submitted = client.rerun(job, failed or None, pairs(env, "--env") or None, name, queue)
+    if submitted.warning:
+        print_text(f"fairlead: warning: job {submitted.job}: {submitted.warning}", err=True)
+    common.show({"job": submitted.job, "warning": submitted.warning}, [submitted.job])
 
 
 def priority(

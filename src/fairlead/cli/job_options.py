@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fairlead.cli import completion
 from fairlead.cli.input_files import document_of, need_file
+from fairlead.cli.job_environment import environment_of
 from fairlead.cli.option_values import check_duration, check_memory, pairs, wrong
 from fairlead.cli.typer_commands import Options, argument, option
 
@@ -23,7 +24,7 @@ OF_STAGE = (
     "directory", "output", "error",
 )  # fmt: skip
 """Options that a stage of a document has under the same name."""
-OF_JOB = ("name", "queue", "priority", "after")
+OF_JOB = ("name", "queue", "priority", "after", "notify", "notify_on")
 """Options that a document has under the same name."""
 
 
@@ -79,9 +80,34 @@ class JobOptions(Options):
         "max_priority in the queue, which is 0 unless an administrator has set it."
     )
     after: list[str] | None = option(
-        "Id of a job that must succeed before this job starts; may be repeated.", autocompletion=completion.live_jobs
+        "Id of a job that must succeed before this job starts. With :any behind the id, it must only end; with "
+        ":failed, end without success; with :started, start; with :each, each task of an array follows the task of "
+        "that job with the same index. May be repeated.",
+        metavar="JOB[:ok|any|failed|started|each]",
+        autocompletion=completion.live_jobs,
     )
-    env: list[str] | None = option("Environment variable, as NAME=value; may be repeated.", "-e")
+    notify: list[str] | None = option(
+        "Tell the end of the job to a webhook, such as https://host/path, or by mail, as mailto:ann@example.org; may "
+        "be repeated.",
+        metavar="ADDRESS",
+    )
+    notify_on: Literal["end", "failure"] | None = option(
+        "With --notify: tell every end, or only one without success.", show_default="end"
+    )
+    singleton: bool = option("Start after the end of all your earlier jobs with the same name.")
+    env: list[str] | None = option(
+        "Environment variable, as NAME=value, or NAME for its value here; may be repeated.",
+        "-e",
+        metavar="NAME[=VALUE]",
+    )
+    env_file: list[Path] | None = option(
+        "File with environment variables, a line NAME=value each, such as .env; may be repeated.", metavar="FILE"
+    )
+    export: str | None = option(
+        "Variables of this shell that the tasks get: names with commas, all, or none. By default an active venv "
+        "or conda environment, if the server is on this machine; otherwise there is a warning.",
+        metavar="NAMES|all|none",
+    )
     secret: list[str] | None = option(
         "Pass a secret of `fairlead secret set` to the tasks in an environment variable, as VARIABLE=secret; may be "
         "repeated."
@@ -151,36 +177,60 @@ class JobOptions(Options):
         """The command, with --shell as a line for /bin/sh."""
         return ["/bin/sh", "-c", " ".join(self.command)] if self.shell and self.command else self.command
 
-    def document(self, client: Client, file: Path | None = None, or_file: str = ", or --file") -> dict[str, Any]:
-        """Return the job that the options describe. With a file, they override what it says."""
+    def document(
+        self, client: Client, file: Path | None = None, or_file: str = ", or --file", follow: bool = False
+    ) -> dict[str, Any]:
+        """Return the job that the options describe. With a file, they override what it says.
+
+        `follow` is True if the output of its tasks is shown.
+        """
         from fairlead.client.endpoint import is_local
 
         if file is None and not self.command:
             raise wrong("COMMAND", f"give a program and its arguments{or_file}")
         job: dict[str, Any] = {} if file is None else _read(file)
+        several = job["jobs"] if isinstance(job.get("jobs"), list) else None
+        jobs = [each for each in several if isinstance(each, dict)] if several is not None else [job]
         for name in OF_JOB:
             if getattr(self, name) not in (None, []):
-                job[name] = getattr(self, name)
-        _merge(job, "labels", pairs(self.label, "--label"))
+                if several is not None and name in ("name", "after"):
+                    continue  # the name of the pipeline; `submit_pipeline` refuses the other
+                for each in jobs:
+                    each[name] = getattr(self, name)
+        for each in jobs:
+            if self.singleton:
+                each["singleton"] = True
+            _merge(each, "labels", pairs(self.label, "--label"))
         changes = self._stage()
+        local = is_local(client.url)
+        environment = environment_of(
+            os.environ,
+            given=self.env or (),
+            files=self.env_file or (),
+            export=self.export,
+            command=self.command or (),
+            local=local,
+            follow=follow,
+        )
+        if self.pty and "TERM" in os.environ:
+            environment.setdefault("TERM", os.environ["TERM"])
+        if environment:
+            changes["environment"] = environment
         if file is None:
             assert self.command
             job.setdefault("name", _name_of(self.command[0]))
             changes.setdefault("resources", {}).setdefault("cpu", "1")
-            if "directory" not in changes and is_local(client.url):
+            if "directory" not in changes and local:
                 changes["directory"] = os.getcwd()
             job["stages"] = [changes]
-        elif changes:
-            _change_stage(job, changes)
+        for each in jobs if file is not None and changes else ():
+            _change_stage(each, changes)
         return job
 
     def _stage(self) -> dict[str, Any]:
         """Return the fields of a stage that options give."""
         if self.shell and not self.command:
             raise wrong("--shell", "there is no COMMAND; write the line for the shell behind --, or drop --shell")
-        environment = pairs(self.env, "--env")
-        if self.pty and "TERM" in os.environ:
-            environment.setdefault("TERM", os.environ["TERM"])
         for name in ("estimate", "time_limit"):
             check_duration(getattr(self, name), _option(name))
         if self.array and self.gang:
@@ -198,7 +248,6 @@ class JobOptions(Options):
             "parameters": parameters,
             "count": self.gang,
             "resources": self._resources(),
-            "environment": environment,
             "secrets": pairs(self.secret, "--secret"),
             "selectors": pairs(self.selector, "--selector"),
             "where": self.where,
@@ -254,9 +303,10 @@ def _read(file: Path) -> dict[str, Any]:
     from fairlead.wire.api import StageDocument
 
     document = document_of(file, "a job is written as key: value pairs", may_be_empty=False)
-    if "stages" not in document and "command" in document:
-        stage_keys = set(StageDocument.__struct_fields__) - {"name"}
-        document["stages"] = [{key: document.pop(key) for key in list(document) if key in stage_keys}]
+    for job in document["jobs"] if isinstance(document.get("jobs"), list) else [document]:
+        if isinstance(job, dict) and "stages" not in job and "command" in job:
+            stage_keys = set(StageDocument.__struct_fields__) - {"name"}
+            job["stages"] = [{key: job.pop(key) for key in list(job) if key in stage_keys}]
     return document
 
 

@@ -23,13 +23,14 @@ from fairlead.cli.database import backup, db, restore
 from fairlead.cli.forecast import eta, export_trace, story, whatif
 from fairlead.cli.history import history, usage
 from fairlead.cli.inspect import explain, ps, show
-from fairlead.cli.job_actions import hold, kill, priority, release, replace, requeue, scale
+from fairlead.cli.job_actions import hold, kill, priority, release, replace, requeue, rerun, scale, update
 from fairlead.cli.journal import journal
 from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.lane import lane
 from fairlead.cli.manager import manager
 from fairlead.cli.node import node
 from fairlead.cli.partition import partition, ready
+from fairlead.cli.pipeline import pipeline
 from fairlead.cli.pool import pool
 from fairlead.cli.queue import queue
 from fairlead.cli.results import results
@@ -40,6 +41,7 @@ from fairlead.cli.share import share
 from fairlead.cli.simulate import simulate
 from fairlead.cli.slurm import slurm
 from fairlead.cli.submit import run, submit
+from fairlead.cli.table import table
 from fairlead.cli.task_output import logs
 from fairlead.cli.terminal import attach, forward
 from fairlead.cli.token import token
@@ -61,9 +63,9 @@ def demo() -> None:
 
 
 PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
-    "Run work": (submit, run, attach, forward, wait, logs, results),
-    "Look": (ps, show, explain, eta, story, top, watch, history, usage),
-    "Change": (kill, hold, release, requeue, replace, scale, priority),
+    "Run work": (submit, run, rerun, attach, forward, wait, logs, table, results),
+    "Look": (ps, show, pipeline, explain, eta, story, top, watch, history, usage),
+    "Change": (kill, hold, release, requeue, replace, scale, update, priority),
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
     "Administer": (
         up,

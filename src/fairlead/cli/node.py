@@ -110,9 +110,28 @@ def show_node(name: NodeName, common: Common) -> None:
 
 
 @node.command()
-def drain(name: NodeName, *, reason: Reason = "", common: Common) -> None:
+def drain(
+    name: NodeName,
+    *,
+    lasts: Annotated[
+        str, typer.Option("--for", help="Enable the node again after this time, such as 2h.", metavar="TIME")
+    ] = "",
+    reason: Reason = "",
+    common: Common,
+) -> None:
     """Drain a node: it gets no new tasks, and its running tasks finish."""
-    common.change(lambda client: client.move_node(name, "drain", reason), f"{name} drains")
+    seconds = _seconds(lasts)
+    done = f"{name} drains{f' for {lasts}' if lasts else ''}"
+    common.change(lambda client: client.move_node(name, "drain", reason, seconds), done)
+
+
+def _seconds(lasts: str) -> float:
+    """Return the seconds of `--for`; 0 if it is not given."""
+    check_duration(lasts or None, "--for")
+    seconds = seconds_of(lasts) if lasts else 0.0
+    if lasts and not seconds:
+        raise wrong("--for", f"{lasts} is not a duration; write one such as 2h or 90min")
+    return seconds or 0.0
 
 
 SomeNode = Annotated[
@@ -144,13 +163,10 @@ def disable(options: DisableOptions) -> None:
     """
     name, lasts, reason = options.name, options.lasts, options.reason
     labels = _named(name, options.label)
-    check_duration(lasts or None, "--for")
-    seconds = seconds_of(lasts) if lasts else 0.0
-    if lasts and not seconds:
-        raise wrong("--for", f"{lasts} is not a duration; write one such as 2h or 90min")
+    seconds = _seconds(lasts)
     if not labels:
         done = f"{name} is disabled{f' for {lasts}' if lasts else ''}"
-        options.change(lambda client: client.move_node(name, "disable", reason, seconds or 0.0), done)
+        options.change(lambda client: client.move_node(name, "disable", reason, seconds), done)
     elif not seconds:
         raise wrong("--for", "--label needs a time, such as --for 2h")
     else:

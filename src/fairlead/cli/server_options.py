@@ -67,6 +67,12 @@ class ServerOptions(Output):
     outputs_endpoint: str = option("With --outputs s3://…: address of the object store. By default AWS.", metavar="URL")
     outputs_size: str = option("Largest size of all output in --outputs; the oldest is dropped.", default="16Gi")
     outputs_age: str = option("Age at which output in --outputs is dropped.", default="30d")
+    notify_allow: list[str] | None = option(
+        "Networks, such as 10.0.0.0/8, and host names to which jobs may send webhooks. Without it, webhooks go only to "
+        "public addresses; may be repeated.",
+        metavar="NETWORK",
+    )
+    sendmail: str = option("Program that sends the mail of `--notify mailto:…`.", default="/usr/sbin/sendmail")
     traces: str = option(
         "Send a trace of each job to this OpenTelemetry collector (OTLP over HTTP), such as "
         "http://127.0.0.1:4318/v1/traces. Needs the extra: pip install 'fairlead\\[otel]'.",

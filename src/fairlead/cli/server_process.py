@@ -55,6 +55,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     same: dict[str, Any] = {name: values[name] for name in Settings.__struct_fields__ if name in values}
     same |= {
         "config": document,
+        "notify_allow": tuple(options.notify_allow or ()),
         "config_file": "" if options.config is None else str(options.config),
         "kubernetes": (network.kubernetes, network.kubernetes_rules, network.kubernetes_lease),
     }

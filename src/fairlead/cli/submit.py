@@ -113,7 +113,11 @@ def submit(job: JobOptions, pods: PodOptions, options: SubmitOptions, context: t
         if given and options.dry_run:
             raise wrong(flag, "a dry run starts nothing; leave it out")
     with options.client() as client:
-        document = job.document(client, options.file)
+        document = job.document(client, options.file, follow=options.follow)
+        if "jobs" in document and options.file is not None:
+            from fairlead.cli.pipeline import submit_pipeline
+
+            return submit_pipeline(client, document, job, options)
         set_values(document, options.set)
         if options.dry_run:
             _try(client, document, options)
@@ -145,7 +149,7 @@ def run(job: JobOptions, common: Common) -> None:
         common.fail(REMEDY, 2)
     try:
         with common.client() as client:
-            document = job.document(client, None, "")
+            document = job.document(client, None, "", follow=True)
             if streams:
                 _connect_input(document, job)
             _submit_and_wait(client, document, "streams" if streams else "logs", common)

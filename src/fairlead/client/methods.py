@@ -23,6 +23,27 @@ class Methods(ABC):
     def pages(self, operation: Operation[Page]) -> Iterator[Page]:
         """Yield the pages of a list."""
 
+    def rerun(
+        self,
+        job: str,
+        failed: bool | None = None,
+        environment: dict[str, str] | None = None,
+        name: str = "",
+        queue: str = "",
+    ) -> wire.Submitted:
+        """Submit a job that is over again, or only its tasks that have not succeeded. The new job does not wait for
+        the jobs that the first one came after."""
+        return self.send(
+            op.Rerun(
+                job=job, document=given(failed=failed, environment=environment, name=name or None, queue=queue or None)
+            )
+        )
+
+    def submit_pipeline(self, jobs: list[dict[str, Any]], name: str = "") -> wire.Pipeline:
+        """Submit several jobs that depend on each other, all or none. They get the label `pipeline` with a value of
+        their own, by which they can be listed, held or killed together."""
+        return self.send(op.SubmitPipeline(document=given(jobs=jobs, name=name or None)))
+
     def jobs(
         self,
         state: str | Sequence[str] = (),
@@ -55,6 +76,12 @@ class Methods(ABC):
         """Return a job. With `wait`, answer when the job has ended, but after `wait` seconds at the latest. A killed
         job has ended when its last process has. A job that the scheduler has forgotten is read from the history."""
         return self.send(op.Job(job=job, wait=wait, tasks=tasks))
+
+    def table(
+        self, job: str, stage: str = "", stream: Literal["out", "err"] | None = None, limit: int = 100
+    ) -> wire.Table:
+        """List the tasks of a job with their parameters, states and times, and the last line of their output."""
+        return self.send(op.Table(job=job, stage=stage, stream=stream, limit=limit))
 
     def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
         """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. A reason
@@ -97,6 +124,38 @@ class Methods(ABC):
     def scale(self, job: str, count: int, stage: str = "") -> str:
         """Change the number of tasks of a stage. The stage may be left out if the job has only one."""
         return self.send(op.Scale(job=job, document=given(count=count, stage=stage or None))).note
+
+    def update_job(
+        self,
+        job: str,
+        queue: str = "",
+        priority: int | None = None,
+        after: list[str] | None = None,
+        labels: dict[str, str | None] | None = None,
+        stage: str = "",
+        resources: dict[str, int | float | str] | None = None,
+        time_limit: int | float | str | None = None,
+        estimate: int | float | str | None = None,
+        throttle: int | Literal["none"] | None = None,
+    ) -> str:
+        """Change a job that waits: its queue, priority, dependencies, labels, resources, limits or throttle. The
+        caller needs the rights that submitting the changed job would need."""
+        return self.send(
+            op.UpdateJob(
+                job=job,
+                document=given(
+                    queue=queue or None,
+                    priority=priority,
+                    after=after,
+                    labels=labels,
+                    stage=stage or None,
+                    resources=resources,
+                    time_limit=time_limit,
+                    estimate=estimate,
+                    throttle=throttle,
+                ),
+            )
+        ).note
 
     def set_priority(self, job: str, priority: int) -> str:
         """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its queue;
@@ -151,6 +210,11 @@ class Methods(ABC):
             )
         ):
             yield from page.jobs
+
+    def job_usage(self, job: str, limit: int = 100) -> wire.JobUsage:
+        """List the CPU time and the memory that the ended attempts of a job used, by task, beside what was asked
+        for."""
+        return self.send(op.JobUsage(job=job, limit=limit))
 
     def timeline(self, since: Moment | None = None, until: Moment | None = None) -> wire.Timeline:
         """Return the tasks that ran in a period, by default the last hour, with their nodes: all running tasks, and

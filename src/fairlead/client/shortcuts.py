@@ -88,12 +88,16 @@ class Shortcuts(Methods):
         since: Moment | None = None,
         until: Moment | None = None,
         user: str = "",
+        used: bool = False,
     ) -> wire.UsageReport:
         """Return resource use, waits and preemptions in a period, by group and in total.
 
-        `by` is `user`, `queue`, `partition` or `job`, or several of them.
+        `by` is `user`, `queue`, `partition` or `job`, or several of them. With `used`, the report also has the measured
+        use of ended attempts, and jobs that asked for much more.
         """
         if isinstance(by, str):
             raise TypeError(f"by is text; write {by.split(',')}")
         groups = ",".join(by)
-        return self.send(op.UsageReport(by=groups, since=seconds_of(since), until=seconds_of(until), user=user))
+        return self.send(
+            op.UsageReport(by=groups, since=seconds_of(since), until=seconds_of(until), user=user, used=used)
+        )

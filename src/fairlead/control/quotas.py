@@ -70,7 +70,8 @@ class Quotas:
                     self._count(partition.name, news.job.user, 1, len(news.job.packed))
             for news in jobs:
                 if JOB.terminal(news.state):
-                    self._count(partition.name, news.job.user, -1, -len(news.job.packed))
+                    _, size = self._known[partition.name][news.job.id]  # an update may have changed the present size
+                    self._count(partition.name, news.job.user, -1, -size)
             for change in decided.changes:
                 if isinstance(change, JobForgotten):
                     self._forget_job(partition.name, change.job)
@@ -78,13 +79,15 @@ class Quotas:
     def stopped(self, partition: Partition, why: str) -> None:
         pass
 
-    def check(self, partition: str, settings: PartitionSettings, spec: JobSpec) -> int:
-        """Return the size of a job. Raise `Refused` if the job would exceed a quota of its user."""
-        size = len(pack_spec(spec))
+    def check(self, partition: str, settings: PartitionSettings, *specs: JobSpec) -> int:
+        """Return the size of jobs of one user that are submitted together. Raise `Refused` if they would exceed a quota
+        of their user."""
+        size = sum(len(pack_spec(spec)) for spec in specs)
+        [spec, *others] = specs
         with self._lock:
             queued = self._queued.get((partition, spec.user), Queued())
             remembered = self._remembered[partition, spec.user]
-        if queued.jobs >= settings.max_queued_jobs:
+        if queued.jobs + len(others) >= settings.max_queued_jobs:
             raise Refused(
                 "user",
                 f"{spec.user} has {queued.jobs} jobs that are not over, and {settings.max_queued_jobs} are allowed; "
@@ -110,10 +113,10 @@ class Quotas:
             )
         return size
 
-    def offered(self, partition: str, user: str, size: int, slot: Slot) -> None:
-        """Count a submitted job until it is answered. By then the job was refused, or is counted as durable."""
-        self._change(partition, user, 1, size)
-        slot.add_done_callback(lambda _: self._change(partition, user, -1, -size))
+    def offered(self, partition: str, user: str, size: int, slot: Slot, jobs: int = 1) -> None:
+        """Count submitted jobs until they are answered. By then they were refused, or are counted as durable."""
+        self._change(partition, user, jobs, size)
+        slot.add_done_callback(lambda _: self._change(partition, user, -jobs, -size))
 
     def _remember(self, partition: str, job: Job) -> None:
         self._forget_job(partition, job.id)

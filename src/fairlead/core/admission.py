@@ -20,7 +20,6 @@ from fairlead.core.ranges import count as tasks_in
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import (
-    AfterUnmet,
     HeldBack,
     NeverFits,
     NotActive,
@@ -29,6 +28,7 @@ from fairlead.core.why.reasons import (
     ShareSpent,
     StillStopping,
     Throttled,
+    after_unmet,
 )
 
 
@@ -229,7 +229,7 @@ def job_released(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 def dependencies(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     unmet = admission.partition.unmet(ask.stage.job)
-    return AfterUnmet(unmet) if unmet else None
+    return after_unmet(unmet) if unmet else None
 
 
 def throttle(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:

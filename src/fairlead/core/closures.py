@@ -11,8 +11,12 @@ from fairlead.core.plan import Plan
 
 
 def open_again(plan: Plan, node_id: int) -> None:
-    """Enable a node after a closure ended, unless another closure still covers the node."""
-    if not close_if_covered(plan, node_id):
+    """Enable a node after its time ended, unless another closure still covers the node."""
+    nodes = plan.partition.nodes
+    if nodes.state[nodes.rows[node_id]] == "draining":
+        plan.do(NodeMoved(node_id, "up"))
+        close_if_covered(plan, node_id)
+    elif not close_if_covered(plan, node_id):
         plan.do(NodeMoved(node_id, "up"))
 
 
@@ -28,7 +32,8 @@ def close_if_covered(plan: Plan, node_id: int) -> bool:
         for labels, closure in sorted(partition.closures.items(), key=lambda entry: entry[0])
         if covers(labels, nodes.labels[row]) and closure.until > plan.now
     ]
-    if not active or not (nodes.state[row] == "up" or node_id in nodes.closed_until):
+    closed = nodes.state[row] == "disabled" and node_id in nodes.closed_until
+    if not active or not (nodes.state[row] == "up" or closed):
         return False
     last = max(active, key=lambda closure: closure.until)
     if (nodes.state[row], nodes.closed_until.get(node_id)) != ("disabled", last.until):

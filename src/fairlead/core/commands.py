@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.core.changes import NodeSpec
-from fairlead.core.model import JobSpec, Micros, Pairs
+from fairlead.core.model import Amounts, JobSpec, JobState, Micros, Pairs
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Counters
 
@@ -87,7 +87,7 @@ class MoveNode(Command, frozen=True, tag="move node"):
     reason: str = ""
     """Why the node is drained or disabled, for people."""
     lasts: Micros = 0
-    """How long the node is disabled; 0 for no time limit."""
+    """How long the node is drained or disabled; 0 for no time limit."""
 
 
 class CloseNodes(Command, frozen=True, tag="close nodes"):
@@ -150,6 +150,10 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     """The caller's span, from the header `traceparent`; empty for none."""
 
 
+Past = tuple[tuple[str, JobState], ...]
+"""Jobs in `after` that the scheduler has forgotten, with the states in which they ended."""
+
+
 class Submit(Command, frozen=True, tag="submit"):
     """Submit a job. If `id` is empty, the scheduler chooses one."""
 
@@ -157,6 +161,39 @@ class Submit(Command, frozen=True, tag="submit"):
     id: str = ""
     origin: Origin | msgspec.UnsetType = msgspec.UNSET
     """Ignored when a request is compared with an earlier one of the same key: a repeated request has another origin."""
+    past: Past = ()
+    """Ignored likewise."""
+
+
+class SubmitPipeline(Command, frozen=True, tag="submit pipeline"):
+    """Submit several jobs, all or none. In `after`, the name of one of them means that job."""
+
+    name: str
+    specs: tuple[JobSpec, ...]
+    past: Past = ()
+
+
+class UpdateJob(Command, frozen=True, tag="update job"):
+    """Change a job. What decides where its tasks run can only be changed while none of them runs.
+
+    None, or unset, leaves a value as it is. `resources` and `labels` change the named entries only.
+    """
+
+    job: str
+    stage: str = ""
+    """The stage of resources, limits, estimate and throttle; may be empty if the job has only one."""
+    queue: str | None = None
+    priority: int | None = None
+    after: tuple[str, ...] | None = None
+    labels: Pairs = ()
+    unlabel: tuple[str, ...] = ()
+    """Labels to remove."""
+    resources: Amounts = ()
+    time_limit: Micros | msgspec.UnsetType | None = msgspec.UNSET
+    estimate: Micros | msgspec.UnsetType | None = msgspec.UNSET
+    throttle: int | None = None
+    """0 for no throttle."""
+    past: Past = ()
 
 
 class Scale(Command, frozen=True, tag="scale"):

@@ -12,6 +12,7 @@ from fairlead.core.changes import Change
 from fairlead.core.commands import Actor, ActorKind, Answer, Command, Report
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.expiry import due, expiry
+from fairlead.core.followers import follow
 from fairlead.core.holds.recall import recall_loans
 from fairlead.core.holds.release import release_obsolete
 from fairlead.core.holds.starvation import hold_nodes
@@ -101,6 +102,7 @@ def run(partition: Partition, commands: Sequence[Command], now: Micros, watch: W
             # If phases after match changed holds or stopped tasks, asks already tried may get another answer.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")
+            follow(plan)
             demand(plan)
             watch("demand")
         invariants.check_touched(partition)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 from fairlead.core.arrays import MAX_ITEMS, MAX_TASKS, Array, parse_array, parse_parameters
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.expressions import parse_preferences, parse_where
-from fairlead.core.model import ChosenPolicy, Gang, JobSpec, Parameters, Scaling, StageSpec
+from fairlead.core.model import (
+    CONDITIONS,
+    After,
+    Amounts,
+    ChosenPolicy,
+    Condition,
+    Gang,
+    JobSpec,
+    NotifyOn,
+    Parameters,
+    Scaling,
+    StageSpec,
+)
 from fairlead.core.reader import Reader, check_label, check_name, check_text, parse_moment
-from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
+from fairlead.core.resources import CPU, MEMORY, parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
@@ -21,6 +34,11 @@ MAX_PRIORITY = 2**31 - 1
 MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
+MAX_AFTER = 1_000
+MAX_TARGETS = 10
+WEB = re.compile(r"https?://([A-Za-z0-9[][^/?#\s]*)(?:[/?][!-~]*)?")
+MAIL = re.compile(r"mailto:[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
+LEAST_MEMORY = 2**20
 MAX_VALUES = 1_000
 """Accepted values of one label."""
 MAX_RESULTS = 100
@@ -72,16 +90,48 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         groups=read.names("groups", most=1_000),
         priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
-        after=tuple(dict.fromkeys(read.names("after", most=1_000))),
+        after=parse_after(read),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
         preempts=read.flag("preempts", True),
         done_when=_done_when(read, specs),
         hold=read.flag("hold", False),
         begin=read.optional("begin", parse_moment, None),
+        singleton=read.flag("singleton", False),
+        notify=tuple(
+            check_target(target, read.at(f"notify[{at}]"))
+            for at, target in enumerate(read.texts("notify", MAX_TARGETS))
+        ),
+        notify_on=cast(NotifyOn, read.choice("notify_on", ("end", "failure"), "end")),
     )
     read.close()
     return job
+
+
+def check_target(target: str, field: str) -> str:
+    """Refuse what is neither the address of a webhook nor one for mail."""
+    web = WEB.fullmatch(target)
+    if len(target) > MAX_PATTERN or not (web or MAIL.fullmatch(target)):
+        raise Refused(field, f"{shown(target)} is no address; write https://host/path or mailto:ann@example.org")
+    if web and "@" in web[1]:
+        raise Refused(field, "an address may not contain a password; leave the part before @ out")
+    return target
+
+
+def parse_after(read: Reader) -> tuple[str, ...]:
+    """Read the jobs that a job comes after, each with an optional condition."""
+    found: dict[str, str] = {}
+    for at, text in enumerate(read.texts("after", most=MAX_AFTER)):
+        field = read.at(f"after[{at}]")
+        job, colon, when = text.partition(":")
+        check_name(job, field)
+        if colon and when not in CONDITIONS:
+            known = ", ".join(f"{job}:{condition}" for condition in CONDITIONS)
+            raise Refused(field, f"{shown(text)} has no known condition; write {job} or one of {known}", "unknown")
+        after = str(After(job, cast(Condition, when or "ok")))
+        if found.setdefault(job, after) != after:
+            raise Refused(field, f"job {job} has two conditions, {found[job]} and {after}; write one of them")
+    return tuple(found.values())
 
 
 def _done_when(read: Reader, stages: Sequence[StageSpec]) -> str:
@@ -97,6 +147,51 @@ def _done_when(read: Reader, stages: Sequence[StageSpec]) -> str:
     task = condition.optional_count("task", 0, stage.count - 1)
     condition.close()
     return name if task is None else f"{name}[{task}]"
+
+
+def parse_changes(doc: object) -> dict[str, Any]:
+    """Read the changes of a job as the fields of `UpdateJob`."""
+    read = Reader(doc, "", "a change of a job")
+    changes: dict[str, Any] = {"stage": read.name("stage", "")}
+    if read.get("queue") is not None:
+        changes["queue"] = read.text("queue", most=1_000)
+    if read.get("priority") is not None:
+        changes["priority"] = read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY)
+    if read.get("after") is not None:
+        changes["after"] = parse_after(read)
+    labels = read.get("labels", {})
+    if isinstance(labels, Mapping):
+        gone = [name for name, value in labels.items() if value is None]
+        changes["unlabel"] = tuple(check_label(name, read.at("labels")) for name in gone)
+        kept = Reader({"labels": {name: labels[name] for name in labels if name not in gone}}, "", "a change of a job")
+        changes["labels"] = kept.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL)
+    else:
+        read.pairs("labels")  # refuses it
+    if read.get("resources") is not None:
+        given = read.get("resources")
+        amounts = parse_request(given, read.at("resources"))
+        changes["resources"] = tuple(sorted((dict.fromkeys(cast(Any, given), 0) | amounts).items()))
+    for key in ("time_limit", "estimate"):
+        if read.get(key) is not None:
+            changes[key] = None if read.get(key) == "none" else read.optional_duration(key)
+    if changes.get("time_limit") == 0:
+        raise Refused(read.at("time_limit"), "0 would end every task at once; write none for no limit")
+    if read.get("throttle") is not None:
+        none = read.get("throttle") == "none"
+        changes["throttle"] = 0 if none else read.count("throttle", low=1, high=MAX_TASKS)
+    read.close()
+    if not (changes.keys() - {"stage", "labels", "unlabel"} or changes.get("labels") or changes.get("unlabel")):
+        names = "queue, priority, after, labels, resources, time_limit, estimate or throttle"
+        raise Refused("", f"nothing to change; name {names}")
+    return changes
+
+
+def check_amounts(amounts: Amounts, field: str) -> None:
+    """Refuse memory that is too small for a process, because its unit was forgotten."""
+    memory = dict(amounts).get(MEMORY, 0)
+    if 0 < memory < LEAST_MEMORY:
+        remedy = f"write {memory}Gi or {memory}Mi if that is meant" if memory < 1024 else "write at least 1Mi"
+        raise Refused(f"{field}.memory", f"{memory} bytes are too little for a process; {remedy}")
 
 
 PATTERN_CODES = ("j", "s", "a", "r")

@@ -49,6 +49,7 @@ from fairlead.core.model import (
     StageSpec,
     StopCause,
     Strange,
+    after_of,
     all_pending,
     pack_spec,
     terms_of,
@@ -96,6 +97,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     failures: int = 0
     earlier: tuple[int, ...] = ()
     throttle: int = 0
+    blocked: tuple[int, ...] = ()
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -416,7 +418,8 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None
     accounts = partition.accounts_for(queue, spec.user, spec.groups)
     submitted = times.setdefault(record.submitted, record.submitted)
     job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
-    job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
+    job.manager, job.whole, job.preemptible = spec.manager, spec.whole, spec.preemptible
+    job.after = after_of(spec.after) if spec.after else ()
     job.preempts, job.held_by, job.done_when = spec.preempts, record.held_by, spec.done_when
     partition.derived.note_begin(job)
     job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
@@ -431,7 +434,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None
             ask = Ask(stage, kind, times.setdefault(asked, asked), times.setdefault(since, since), *rest)
             partition.add_ask(ask)
     if job.ended_at is None:
-        for name in spec.after:
+        for name, _ in job.after:
             partition.derived.followers.setdefault(name, []).append(job.id)
         partition.list_or_unlist(job)
     else:

@@ -128,7 +128,8 @@ def _become_ready(plan: Plan) -> None:
 
 def _closed(partition: Partition) -> list[int]:
     nodes = partition.nodes
-    return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] == "disabled"]
+    states = ("disabled", "draining")
+    return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] in states]
 
 
 def _end_closures(plan: Plan) -> None:

@@ -166,7 +166,7 @@ def _check_counts(partition: Partition, job: Job) -> None:
     for stage in job.stages:
         pending, asks = stage.pending, stage.asks
         running = len(stage.live) if stage.live else 0
-        total = running + (stage.done() if stage.ended else 0)
+        total = running + (stage.done() if stage.ended else 0) + (count(stage.blocked) if stage.blocked else 0)
         if pending is not NOTHING_PENDING or asks is not NO_ASKS:
             total += stage.waiting()
             for kind in kinds:
@@ -210,7 +210,7 @@ def _check_job(partition: Partition, job: Job) -> None:
     _same(len(live), job.allocations, f"the allocations of job {job.id}")
     if not job.over and not job.manager:
         _need(
-            (job.state == "running") == bool(live) or not any(stage.waiting() for stage in job.stages),
+            (job.state == "running") == bool(live) or not any(stage.unstarted() for stage in job.stages),
             f"job {job.id} is {job.state} with {len(live)} allocations",
         )
     _need(job.listed == (not job.over or job.allocations > 0), f"job {job.id} is counted wrongly with its queue")
@@ -235,7 +235,7 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
         states = {allocation.state for allocation in (stage.live or {}).values()}
         _need(states <= {"stopping"}, f"{name} has not started and is {states}")
     _check_generation(stage, name)
-    _need(not stage.job.over or not stage.waiting(), f"{name}: its job has ended and tasks still wait")
+    _need(not stage.job.over or not stage.unstarted(), f"{name}: its job has ended and tasks still wait")
 
 
 def _check_places(stage: Stage, name: str) -> None:
@@ -248,6 +248,7 @@ def _check_places(stage: Stage, name: str) -> None:
         for index in sorted(stage.live or ()):
             if index < stage.count:
                 seen.add((index, index + 1))
+        seen.add(stage.blocked)
     except ValueError as problem:
         raise InvariantBroken(f"{name}: a task is in two places ({problem})") from None
     tasks = seen.flat()
@@ -529,8 +530,8 @@ def _check_unused_nodes(partition: Partition) -> None:
     for node_id in nodes.reasons:
         _need(states[node_id] != "up", f"node {node_id} is up and has a reason not to be")
     for node_id in nodes.closed_until:
-        closed = states[node_id] in ("disabled", "lost")
-        _need(closed, f"node {node_id} is {states[node_id]}, and until when it is disabled is stored")
+        closed = states[node_id] in ("draining", "disabled", "lost")
+        _need(closed, f"node {node_id} is {states[node_id]}, and until when it takes no work is stored")
     for node_id in partition.unwanted:
         _need(states[node_id] != "up", f"node {node_id} is to be given back and takes work")
         _need(not nodes.allocations[nodes.rows[node_id]], f"node {node_id} is to be given back and has work")
@@ -560,7 +561,7 @@ def _check_keys(partition: Partition) -> None:
 
 def _check_ended_jobs(partition: Partition) -> None:
     derived = partition.derived
-    waiting = {(before, job.id) for job in partition.jobs.values() if not job.over for before in job.after}
+    waiting = {(after.job, job.id) for job in partition.jobs.values() if not job.over for after in job.after}
     listed = {(before, follower) for before, followers in derived.followers.items() for follower in followers}
     _same(waiting, listed, "jobs after others")
     ended = {job.id for job in partition.jobs.values() if not job.listed and job.id not in derived.followers}

@@ -7,9 +7,10 @@ collections that most jobs never need are None at first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
@@ -148,6 +149,38 @@ def terms_of(spec: StageSpec) -> Terms:
 _values_of_terms = attrgetter(*Terms.__struct_fields__[:-1])
 
 
+Condition = Literal["ok", "any", "failed", "started", "each"]
+"""What a job waits for: the success of another job, its end, its end without success, the start of its first task, or,
+for each task, the success of the task with the same index."""
+CONDITIONS: tuple[Condition, ...] = ("ok", "any", "failed", "started", "each")
+
+
+NotifyOn = Literal["end", "failure"]
+"""Whether every end of a job is told, or only one without success."""
+
+
+class After(NamedTuple):
+    """A dependency: a job starts after another one. In documents it is `7:any`, or `7` for `7:ok`."""
+
+    job: str
+    when: Condition = "ok"
+
+    def __str__(self) -> str:
+        return self.job if self.when == "ok" else f"{self.job}:{self.when}"
+
+
+@lru_cache(maxsize=10_000)
+def after_of(texts: tuple[str, ...]) -> tuple[After, ...]:
+    """Return the dependencies of a specification."""
+    parts = (text.partition(":") for text in texts)
+    return tuple([After(job, cast(Condition, when or "ok")) for job, _, when in parts])
+
+
+def renamed(after: tuple[str, ...], name: Callable[[str], str]) -> tuple[str, ...]:
+    """Return dependencies with other names of their jobs."""
+    return tuple(str(After(name(job), when)) for job, when in after_of(after))
+
+
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One submission. `manager` is the resource manager that owns the job; empty for jobs that run on our agents."""
 
@@ -174,6 +207,11 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """True if it is held from the beginning."""
     begin: int | None = None
     """When it may start, in microseconds since 1970; None for at once."""
+    singleton: bool = False
+    """True if it waits for the end of all earlier jobs of its user with its name. They were added to `after`."""
+    notify: tuple[str, ...] = ()
+    """Where its end is told: addresses of webhooks, and `mailto:` addresses."""
+    notify_on: NotifyOn = "end"
 
     @property
     def whole(self) -> bool:
@@ -285,7 +323,10 @@ class Ask(msgspec.Struct, eq=False):
 
 
 class Stage(msgspec.Struct, eq=False):
-    """The present state of a stage. Each task is in exactly one place: `pending` by kind, `live`, or `ended`."""
+    """The present state of a stage.
+
+    Each task is in exactly one place: `pending` by kind, `blocked`, `live`, or `ended`.
+    """
 
     job: Job
     position: int
@@ -325,6 +366,8 @@ class Stage(msgspec.Struct, eq=False):
 
     throttle: int = 0
     """The number of tasks that may run at a time; 0 for no bound."""
+    blocked: Flat = ()
+    """The tasks that wait until the task with the same index of another job has succeeded. They are not pending."""
 
     @property
     def spec(self) -> StageSpec:
@@ -457,6 +500,10 @@ class Stage(msgspec.Struct, eq=False):
             return 0
         return sum([len(ranges) for ranges in self.pending if ranges is not None])
 
+    def unstarted(self) -> int:
+        """Return the number of tasks that are pending or blocked."""
+        return self.waiting() + (tasks_in(self.blocked) if self.blocked else 0)
+
     def running(self) -> int:
         """Return the number of tasks with a live attempt."""
         return len(self.live) if self.live else 0
@@ -515,7 +562,7 @@ class Job(msgspec.Struct, eq=False):
     """The number of its live tasks, without tasks that wait in a chain."""
     reason: str = ""
     manager: str = ""
-    after: tuple[str, ...] = ()
+    after: tuple[After, ...] = ()
     whole: bool = False
     """True if all its stages start together: either all of them have started, or none has."""
     throttled: bool = False

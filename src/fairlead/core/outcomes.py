@@ -17,6 +17,7 @@ from fairlead.core.changes import (
     Regrouped,
     Revived,
     Stopped,
+    Unblocked,
 )
 from fairlead.core.last_runs import expected_run
 from fairlead.core.model import (
@@ -26,6 +27,7 @@ from fairlead.core.model import (
     SCALE,
     Allocation,
     Ask,
+    Condition,
     Job,
     JobState,
     Micros,
@@ -93,6 +95,11 @@ def _ask(
         round = head.round if head is not None else 0
     position = 0 if whole else stage.position
     plan.do(Asked(stage.job.id, position, kind, asked, since, partition.counters.ask, round, front, whole, tie))
+
+
+def ask_at(plan: Plan, before: Ask, front: int) -> None:
+    """Add an ask in the place of one that left its lane."""
+    _ask(plan, before.stage, before.kind, before.whole, before.asked, before.waiting_since, None, front, before.place)
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
@@ -463,13 +470,18 @@ def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int]
         wanted = stage.pending[kind]
         if wanted is not None:
             plan.do(PendingEnded(stage.job.id, stage.position, kind, wanted.flat(), outcome))
+    if stage.blocked and NEW in kinds:
+        plan.do(Unblocked(stage.job.id, stage.position, stage.blocked, outcome))
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
 def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
-    """End a job: end its pending tasks and stop its live ones. If it succeeded, jobs after it start; else they fail."""
+    """End a job: end its pending tasks and stop its live ones. If it succeeded, jobs after it start; else they fail.
+
+    Jobs after its end start later, when its last task has stopped: see `followers.follow`.
+    """
     endings = [(job, state, reason)]
     while endings:
         ending, how, why = endings.pop()
@@ -480,7 +492,7 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
         for stage in ending.stages:
             end_pending(plan, stage, "killed")
             stop_stage(plan, stage, "done" if done else "kill", stopped_for=why if done else "")
-        followers = _followers(plan, ending)
+        followers = followers_of(plan, ending, "ok")
         if not done:
             failure = f"job {ending.id}, which it comes after, {how}"
             endings += [(follower, "failed", failure) for follower in reversed(followers)]
@@ -515,14 +527,21 @@ def finish_if_done(plan: Plan, job: Job) -> None:
 
 
 def _has_ended(stage: Stage) -> bool:
-    return not stage.live and stage.pending == NOTHING_PENDING and stage.done() >= stage.size
+    waits = stage.live or stage.pending != NOTHING_PENDING or stage.blocked
+    return not waits and stage.done() >= stage.size
 
 
-def _followers(plan: Plan, job: Job) -> list[Job]:
+def followers_of(plan: Plan, job: Job, *conditions: Condition) -> list[Job]:
+    """Return the jobs that come after a job under one of these conditions and are not over, by their numbers."""
     partition = plan.partition
-    names = partition.derived.followers.get(job.id, ())
-    followers = (partition.jobs[name] for name in names if name in partition.jobs)
-    return sorted((follower for follower in followers if not follower.over), key=lambda follower: follower.number)
+    names = dict.fromkeys(partition.derived.followers.get(job.id, ()))
+    followers = [partition.jobs[name] for name in names if name in partition.jobs]
+    wanted = [
+        follower
+        for follower in followers
+        if not follower.over and any(name == job.id and when in conditions for name, when in follower.after)
+    ]
+    return sorted(wanted, key=lambda follower: follower.number)
 
 
 def _failure_of(stages: Iterable[Stage]) -> str:

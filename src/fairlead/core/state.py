@@ -22,9 +22,11 @@ from fairlead.core.model import (
     FAR,
     REPLACE,
     Account,
+    After,
     Allocation,
     Ask,
     Closure,
+    Condition,
     Earmark,
     Hold,
     Job,
@@ -850,11 +852,14 @@ class Partition:
 
     # -- queries -------------------------------------------------------------------------------------------------
 
-    def unmet(self, job: Job) -> tuple[str, ...]:
-        """Return the jobs in `after` that have not succeeded yet. Jobs that are forgotten count as succeeded."""
+    def unmet(self, job: Job) -> tuple[After, ...]:
+        """Return the dependencies for which all tasks of a job still wait. A job is forgotten when it is over and no
+        job waits for it, so dependencies on forgotten jobs are met."""
         if not job.after:
             return ()
-        return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
+        return tuple(
+            [after for after in job.after if after.job in self.jobs and not is_met(self.jobs[after.job], after.when)]
+        )
 
     def known_resources(self) -> list[str]:
         """Return the names of the built-in resources and of the resources of nodes and pools."""
@@ -862,6 +867,20 @@ class Partition:
         for pool in self.pools.values():
             resources.update(name for name, _ in pool.settings.node)
         return sorted(resources)
+
+
+def is_met(before: Job, when: Condition) -> bool:
+    """True if a job need not wait for another one any more. A dependency that is met stays so."""
+    match when:
+        case "ok":
+            return before.state == "succeeded"
+        case "any":
+            return before.over and not before.allocations
+        case "failed":
+            return before.state in ("failed", "killed") and not before.allocations
+        case "started":
+            return any([stage.top for stage in before.stages])
+    return True  # `each` blocks single tasks
 
 
 def is_short(stage: Stage) -> bool:

@@ -17,6 +17,7 @@ from fairlead.core.resources import CPU, MEMORY
 from fairlead.core.state import Partition
 from fairlead.engines.engine import Secrets
 from fairlead.wire.agent_messages import Gang, Launch, Meeting, Place, Spec, Stop, Tasks, Work
+from fairlead.wire.task_token import TaskToken, seal
 
 FIRST_PORT, PORTS = 20_000, 6_000
 """Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
@@ -94,7 +95,8 @@ class Orders:
                 continue
             chosen = map(stage.spec.values, indices(effect.indices)) if stage.spec.parameters else ()
             values = tuple(tuple(texts.setdefault(value, len(texts)) for value in of_task) for of_task in chosen)
-            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values)
+            token = seal(self._gang_seed, TaskToken(partition.name, job.number, job.id))
+            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values, token)
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:

@@ -16,7 +16,7 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.commands import AddNode, Command, Configure, MoveNode, SetPriority
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job, Micros, QueueSettings
+from fairlead.core.model import Job, Micros, QueueSettings, renamed
 from fairlead.core.reader import Reader, check_name, suggestion
 from fairlead.core.resources import CPU, GPU, SECOND, parse_count, shown
 from fairlead.core.settings import PartitionConfig
@@ -340,5 +340,5 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
 
 
 def _arrival(job: PastJob, first: Micros) -> Arrival:
-    spec = replace(job.spec, after=tuple(map(job_id, job.spec.after)))
+    spec = replace(job.spec, after=renamed(job.spec.after, job_id))
     return Arrival(job.at - first, job.id, spec, job.run_times())

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from fairlead.core.model import JobSpec, Micros
+from fairlead.core.model import JobSpec, Micros, after_of
 from fairlead.core.resources import DAY, HOUR
 
 DAYS = 14
@@ -76,7 +76,7 @@ class Past:
         ids = {job.id for job in jobs}
         after_left_out = 0
         for at, job in enumerate(jobs):
-            after = tuple(name for name in job.spec.after if name in ids)
+            after = tuple(str(after) for after in after_of(job.spec.after) if after.job in ids)
             if after != job.spec.after:
                 after_left_out += 1
                 jobs[at] = replace(job, spec=replace(job.spec, after=after))

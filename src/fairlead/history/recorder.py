@@ -38,6 +38,8 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     labels: dict[str, str] = {}
     spec: str = ""
     """The job's specification as JSON, without commands, environments and files. Empty in rows of earlier versions."""
+    notify: tuple[str, ...] = ()
+    """Where its end is to be told."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
@@ -203,6 +205,7 @@ def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
         _tasks(job),
         dict(spec.labels),
         _asked_for(job.packed, job.queue.path),
+        spec.notify if spec.notify_on == "end" or job.state != "succeeded" else (),
     )
 
 
@@ -211,7 +214,7 @@ def _asked_for(packed: bytes, queue: str) -> str:
     """Return a job's specification as JSON, without the fields that are not stored."""
     spec = unpack_spec(packed)
     stages = tuple([replace(stage, **NOT_ASKED_FOR) for stage in spec.stages])
-    return encode_spec(replace(spec, stages=stages, queue=queue, labels=())).decode()
+    return encode_spec(replace(spec, stages=stages, queue=queue, labels=(), notify=())).decode()
 
 
 def asked_for(row: JobRow) -> JobSpec | None:

@@ -19,7 +19,7 @@ from fairlead.core.ranges import Ranges, count, difference
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.tables import DROPPED_AT_ONCE, Session, mark_copied, not_copied, tables_at
-from fairlead.history.usage_report import UsageReport, add_ended
+from fairlead.history.usage_report import UsageReport, add_ended, add_measured
 from fairlead.journal.journal import JournalError
 from fairlead.wire.agent_messages import Tasks
 
@@ -299,10 +299,25 @@ class History:
             sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = :partition AND {where} ORDER BY number DESC"
             return list(map(job_of, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
+    def untold(self, partition: str, limit: int) -> list[JobRow]:
+        """Return ended jobs whose end has still to be told, the oldest first."""
+        sql = (
+            f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND told = 0 AND notify <> '[]' "
+            f"ORDER BY number LIMIT {limit:d}"
+        )
+        return list(map(job_of, self._ask(sql, partition)))
+
+    def mark_told(self, partition: str, number: int) -> None:
+        """Record that the end of a job was told."""
+        with self._tables.session() as db, db.writing():
+            db.run("UPDATE jobs SET told = 1 WHERE partition = ? AND number = ?", (partition, number))
+
     def usage(self, report: UsageReport) -> None:
         """Add the ended attempts of the history to a usage report."""
         with self._tables.session() as db:
             add_ended(report, db)
+            if report.measured:
+                add_measured(report, db)
 
     def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]:
         """Return the attempts that ran between two times, with the names of their jobs, the last end first.
@@ -356,24 +371,39 @@ class History:
 
     def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
         """Return the ended attempts of a task, in the order of their numbers."""
+        rows = self.attempts_between(partition, number, stage, index, index)
+        return [row for row in rows if index in Ranges(row.indices)]
+
+    def attempts_between(self, partition: str, number: int, stage: str, first: int, last: int) -> list[AttemptRow]:
+        """Return the ended attempts of tasks whose indices lie between two, and maybe of others."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
             "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
-        rows = map(attempt_of, self._ask(sql, partition, number, stage, index, index))
-        return [row for row in rows if index in Ranges(row.indices)]
+        return list(map(attempt_of, self._ask(sql, partition, number, stage, last, first)))
 
-    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int, int]]:
         """Return the reported use of resources, by stage.
 
-        The numbers are the CPU time of all tasks, the highest memory use of one task, and the number of reports.
+        The numbers are the CPU time of all tasks, their run time, the highest memory use of one task, and the number of
+        reports.
         """
         # Not `sum(cpu)`, which fails in SQLite if the result has more than 64 bits.
         sql = (
-            "SELECT stage, sum(1.0 * cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
-            "GROUP BY stage"
+            "SELECT stage, sum(1.0 * cpu), sum(CASE WHEN ran > 0 THEN 1.0 * ran ELSE 0.0 END), max(memory), count(*) "
+            "FROM used WHERE partition = ? AND number = ? GROUP BY stage"
         )
-        return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
+        rows = self._ask(sql, partition, number)
+        return {stage: (int(cpu), int(ran), memory, reports) for stage, cpu, ran, memory, reports in rows}
+
+    def used_by_task(self, partition: str, number: int, skip: int, limit: int) -> list[Used]:
+        """Return the reported use of each attempt of a job, by stage, task and attempt."""
+        columns = "partition, number, stage, place, attempt, signal, ran, cpu, memory"
+        sql = (
+            f"SELECT {columns} FROM used WHERE partition = ? AND number = ? ORDER BY stage, place, attempt "
+            f"LIMIT {limit:d} OFFSET {skip:d}"
+        )
+        return [Used(*row) for row in self._ask(sql, partition, number)]
 
     def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
         """Record that the logs of tasks were copied from their node, so that a restarted server does not copy them."""
@@ -477,7 +507,8 @@ def _text(value: object) -> str:
 
 
 def _flat_job(row: JobRow) -> tuple[Any, ...]:
-    return (*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec)
+    plain = msgspec.structs.astuple(row)[:-4]
+    return (*plain, _text(row.tasks), _text(row.labels), row.spec, _text(row.notify))
 
 
 def _flat_attempt(row: AttemptRow) -> tuple[Any, ...]:
@@ -488,7 +519,10 @@ def _flat_attempt(row: AttemptRow) -> tuple[Any, ...]:
 
 
 def job_of(row: tuple[Any, ...]) -> JobRow:
-    return msgspec.convert([*row[:-3], *map(msgspec.json.decode, row[-3:-1]), row[-1]], JobRow)
+    *plain, tasks, labels, spec, notify = row
+    return msgspec.convert(
+        [*plain, *map(msgspec.json.decode, (tasks, labels)), spec, msgspec.json.decode(notify)], JobRow
+    )
 
 
 def attempt_of(row: Sequence[Any]) -> AttemptRow:

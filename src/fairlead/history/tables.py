@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
     queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
     ended INTEGER NOT NULL, tasks TEXT NOT NULL, labels TEXT NOT NULL DEFAULT '{}',
-    spec TEXT NOT NULL DEFAULT '', PRIMARY KEY (partition, number)) WITHOUT ROWID;
+    spec TEXT NOT NULL DEFAULT '', notify TEXT NOT NULL DEFAULT '[]', told INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (partition, number)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended, partition, number);
 CREATE TABLE IF NOT EXISTS attempts (
@@ -57,8 +58,13 @@ CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, first, 
 DROP INDEX IF EXISTS attempts_by_job;
 """
 """Removes the duplicates of earlier versions, and prevents new ones."""
+UNTOLD = "CREATE INDEX IF NOT EXISTS jobs_untold ON jobs (partition, number) WHERE told = 0 AND notify <> '[]'"
+"""The index of jobs whose end is not told yet."""
 ADDED = {
-    "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'", "spec": "TEXT NOT NULL DEFAULT ''"},
+    "jobs": {
+        **{"labels": "TEXT NOT NULL DEFAULT '{}'", "spec": "TEXT NOT NULL DEFAULT ''"},
+        **{"notify": "TEXT NOT NULL DEFAULT '[]'", "told": "INTEGER NOT NULL DEFAULT 0"},
+    },
     "attempts": {
         **dict.fromkeys(("job", "user", "queue"), "TEXT NOT NULL DEFAULT ''"),
         "amounts": "TEXT NOT NULL DEFAULT '[]'",
@@ -76,6 +82,7 @@ def create_tables(db: sqlite3.Connection) -> None:
         for name, form in columns.items():
             if name not in present:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {form}")
+    db.execute(UNTOLD)
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempts_once'").fetchall():
         db.executescript(ONCE)
 

@@ -8,7 +8,8 @@ twice.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,13 +17,47 @@ import msgspec
 from fairlead.core.errors import Refused
 from fairlead.core.model import FAR, Amounts, Micros, Stage
 from fairlead.core.ranges import count
+from fairlead.core.resources import CPU, MEMORY, MILLI, SECOND, format_quantity
 from fairlead.core.state import Partition
 from fairlead.history.tables import Session
 
 Group = Literal["user", "queue", "partition", "job"]
 GROUPS: tuple[Group, ...] = ("user", "queue", "partition", "job")
+ROOM = 1.25
+"""What is enough for a task is what it uses, times this."""
+MIB, GIB = 2**20, 2**30
 MOST_ROWS = 10_000
 """Maximum number of rows of one report."""
+
+
+LEAST_RAN = 10 * SECOND
+"""Tasks that ran for less time together are not judged."""
+WASTEFUL = 20
+"""A report names at most this number of jobs that asked for much more than they used."""
+
+
+def waste_of(amounts: Mapping[str, int], cpu: int, ran: int, memory: int) -> str:
+    """Return that tasks ask for much more than they use, and what would be enough; empty if they do not.
+
+    `cpu` and `ran` are the CPU time and the run time of all tasks, `memory` is the highest use of one.
+    """
+    if ran < LEAST_RAN:
+        return ""
+    parts = []
+    asked, used = amounts.get(CPU, 0) / MILLI, cpu / ran
+    enough = max(1, ceil(used * ROOM))
+    if asked >= 2 and used < asked / 2 and enough < asked:
+        parts.append(
+            f"it asks for {asked:g} CPUs a task and uses {used:.1f} on average; --cpu {enough} would be enough"
+        )
+    limit = amounts.get(MEMORY, 0)
+    enough = ceil(memory * ROOM / GIB)
+    if limit >= 2 * GIB and memory < limit / 4 and enough * GIB < limit:
+        asked_for, most = (format_quantity(MEMORY, amount) for amount in (limit, -(-memory // MIB) * MIB))
+        parts.append(
+            f"it asks for {asked_for} memory a task and uses {most} at most; --memory {enough}Gi would be enough"
+        )
+    return "; ".join(parts)
 
 
 class Running(NamedTuple):
@@ -75,6 +110,8 @@ class Use:
         self.preempted = 0
         self.amounts: dict[str, int] = {}
         """Resource → the sum of amount times microseconds."""
+        self.cpu_used = self.cpu_had = 0.0
+        """The measured CPU time in microseconds, and the CPU time that these attempts had."""
         self._waits = array("q")
 
     def add_work(self, tasks: int, preempted: int, micros: int, amounts: Amounts) -> None:
@@ -101,6 +138,15 @@ class Use:
         return [waits[max(0, (len(waits) * percent + 99) // 100 - 1)] for percent in percents]
 
 
+class Waste(NamedTuple):
+    """A job that asked for much more than it used."""
+
+    unused: float
+    """CPU time in microseconds."""
+    owner: Owner
+    text: str
+
+
 class UsageReport:
     """The use of resources in a period, in rows and in total."""
 
@@ -111,8 +157,15 @@ class UsageReport:
         until: Micros = FAR,
         user: str = "",
         partition: str = "",
+        measured: bool = False,
     ) -> None:
-        """Begin an empty report. A `user` or a `partition` restricts it to their work."""
+        """Begin an empty report. A `user` or a `partition` restricts it to their work.
+
+        `measured` adds what tasks used of what they had.
+        """
+        self.measured = measured
+        self.wasteful: list[Waste] = []
+        """The jobs with the most unused CPU time, the worst first."""
         self.by = by
         self.since, self.until = since, until
         self.user, self.partition = user, partition
@@ -202,6 +255,30 @@ def add_ended(report: UsageReport, db: Session) -> None:
         report.add_job(owner, began)
 
 
+def add_measured(report: UsageReport, db: Session) -> None:
+    """Add the measured use of attempts that ended in the period, and find the jobs with the most unused CPU time."""
+    where, values = _where(report, "a.ended >= :since", "a.ended < :until", table="a.")
+    sql = f"""
+    SELECT a.partition, a.number, a.job, a."user", a.queue, a.submitted, a.amounts,
+        sum(1.0 * used.cpu), sum(1.0 * used.ran), max(used.memory)
+    FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
+    WHERE used.ran > 0 AND place BETWEEN a.first AND a.last AND (a.last - a.first < a.tasks OR holds(a.indices, place))
+        AND {where}
+    GROUP BY 1, 2, 3, 4, 5, 6, 7
+    """
+    for *fields, packed, cpu, ran, memory in db.run(sql, values):
+        owner = Owner(*fields)
+        amounts = dict(msgspec.json.decode(packed, type=Amounts))
+        had = amounts.get(CPU, 0) / MILLI * float(ran)
+        for use in report.of(owner):
+            use.cpu_used += float(cpu)
+            use.cpu_had += had
+        text = waste_of(amounts, int(cpu), int(ran), int(memory))
+        if text:
+            report.wasteful.append(Waste(max(0.0, had - float(cpu)), owner, text))
+    report.wasteful = sorted(report.wasteful, key=lambda waste: -waste.unused)[:WASTEFUL]
+
+
 def _work(report: UsageReport, db: Session) -> Iterator[Any]:
     """Yield sums of work: by job if the report is by job, else by user, queue and partition."""
     where, values = _where(report, "ended >= :since")
@@ -233,15 +310,18 @@ def _jobs(report: UsageReport, db: Session) -> Iterator[Any]:
     return iter(db.run(sql, values))
 
 
-def _where(report: UsageReport, *more: str) -> tuple[str, dict[str, Any]]:
-    """Return the SQL condition that selects the attempts of a report, and the values of its parameters."""
+def _where(report: UsageReport, *more: str, table: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the SQL condition that selects the attempts of a report, and the values of its parameters.
+
+    `table` is the name of the attempts with a dot, if the query has other tables.
+    """
     conditions = list(more)
     values: dict[str, Any] = {"since": report.since, "until": report.until}
     for name, chosen in (("user", report.user), ("partition", report.partition)):
         if chosen:
-            conditions.append(f'"{name}" = :{name}')
+            conditions.append(f'{table}"{name}" = :{name}')
             values[name] = chosen
     for at, (partition, cycle) in enumerate(sorted(report.cycles.items())):
-        conditions.append(f"(partition != :partition{at} OR ended <= :cycle{at})")
+        conditions.append(f"({table}partition != :partition{at} OR {table}ended <= :cycle{at})")
         values[f"partition{at}"], values[f"cycle{at}"] = partition, cycle
     return " AND ".join(conditions) or "1 = 1", values

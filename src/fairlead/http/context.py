@@ -29,12 +29,14 @@ from fairlead.http.user_slots import Threads, Turns
 from fairlead.identity.node_keys import Identities
 from fairlead.identity.secrets import Secrets
 from fairlead.identity.sessions import Sessions
+from fairlead.identity.task_tokens import Owner, TaskTokens
 from fairlead.identity.tokens import Token, Tokens
 from fairlead.views.metrics.metrics import Metrics
 from fairlead.wire import api as wire
 from fairlead.wire.agent_messages import LogPart, LogRequest, OpenTunnel
 from fairlead.wire.operation import BYTES, EVENTS, Followed
 from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story
+from fairlead.wire.task_token import TaskToken
 from fairlead.wire.unserved import Unserved
 
 Arguments = ParamSpec("Arguments")
@@ -108,6 +110,7 @@ class Services:
     preview: Preview | None = None
 
     def __post_init__(self) -> None:
+        self.tokens.of_tasks = TaskTokens(self._owner_of, self.secrets.gang_seed)
         self.sessions = Sessions(self.tokens, lambda: self.secrets.gang_seed)
         self.boards = Boards()
         self.threads = Threads()
@@ -118,6 +121,13 @@ class Services:
         """Token → one event per open stream of it; setting the event ends the stream."""
         self.polls: dict[str, set[asyncio.Event]] = {}
         """The same for requests that wait for something."""
+
+    def _owner_of(self, token: TaskToken) -> Owner | None:
+        """Return the owner of the job of a task's token; None if the job is over or not known."""
+        job = self.control.find(token.partition).partition.jobs.get(token.job)
+        if job is None or job.number != token.number or job.over:
+            return None
+        return job.user, job.spec.groups
 
     async def flush(self) -> None:
         """Wait until attempts that have just ended are in the history, at most `FLUSH_TIMEOUT` seconds."""

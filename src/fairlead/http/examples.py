@@ -31,6 +31,7 @@ CONFIG = {"partitions": {"default": {"queues": {"root": {"ml": {"share": 60}, "c
 SENT: dict[str, dict[str, Any]] = {
     "submit": JOB,
     "submitMany": {"jobs": [JOB, JOB]},
+    "submitPipeline": {"name": "nightly", "jobs": [JOB, {**JOB, "name": "report", "after": ["train:any"]}]},
     "dryRun": JOB,
     "sentences": {"jobs": ["17"]},
     "etas": {"jobs": ["17"]},
@@ -39,6 +40,8 @@ SENT: dict[str, dict[str, Any]] = {
     "openNodes": {"labels": {"rack": "r1"}},
     "stopTasks": {"stage": "worker", "indices": [0, 1]},
     "scale": {"stage": "worker", "count": 4},
+    "rerun": {"failed": True, "environment": {"LR": "0.1"}},
+    "updateJob": {"queue": "root.default", "labels": {"team": "nlp"}, "resources": {"cpu": 2}},
     "setPriority": {"priority": -1},
     "tryPriority": {"priority": 10},
     "bringToFront": {"job": "17", "stage": "worker"},
@@ -72,7 +75,14 @@ TIMES = frozenset(
     "asked at complete_since created earliest ends grew now registered since start started submitted".split()
 )
 """Fields whose value in examples is `TIME`."""
-KEYS = {"partitions": "default", "pools": "gpu", "queues": "root.ml", "labels": "rack", "used": "worker"}
+KEYS = {
+    "partitions": "default",
+    "pools": "gpu",
+    "queues": "root.ml",
+    "labels": "rack",
+    "used": "worker",
+    "stages": "worker",
+}
 """Field with a mapping → the key in the example."""
 VALUES: dict[str, Any] = {
     "accepted": True,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import time
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -26,6 +26,7 @@ from fairlead.identity.smallfile import (
     read_small,
     write_small,
 )
+from fairlead.wire import task_token
 from fairlead.wire.api import Role
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.clock import Seconds
@@ -69,6 +70,14 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.role in ("operator", "admin")
 
 
+class OfTasks(Protocol):
+    """Recognizes tokens that are not stored."""
+
+    def find(self, secret: str) -> Token | None: ...
+
+    def is_known(self, token: Token) -> bool: ...
+
+
 class Tokens:
     """The tokens of a cluster, in a file that no other process writes, or in a document that servers share."""
 
@@ -81,6 +90,8 @@ class Tokens:
         self._unwritten: set[str] = set()
         """Revoked tokens that are still in the document, because it could not be written."""
         self._by_digest: dict[str, Token] = {}
+        self.of_tasks: OfTasks | None = None
+        """Recognizes the tokens of tasks."""
         self._load()
 
     def _load(self) -> None:
@@ -99,6 +110,8 @@ class Tokens:
 
     def find(self, secret: str) -> Token | None:
         """Return the valid token with this secret, or None."""
+        if secret.startswith(task_token.KIND):
+            return None if self.of_tasks is None else self.of_tasks.find(secret)
         return self.find_digest(_digest(secret))
 
     def find_digest(self, digest: str) -> Token | None:
@@ -110,6 +123,8 @@ class Tokens:
 
     def is_known(self, token: Token) -> bool:
         """True unless the token was revoked since `find` returned it."""
+        if self.of_tasks is not None and token.digest.startswith(task_token.KIND):
+            return self.of_tasks.is_known(token)
         return token.digest in self._by_digest
 
     def all(self) -> list[Token]:

@@ -104,6 +104,12 @@ ALTER TABLE servers ADD COLUMN lasts double precision NOT NULL DEFAULT 0;
 """
 # The version of the program of a server.
 _PROGRAM = "ALTER TABLE servers ADD COLUMN program text NOT NULL DEFAULT '';"
+# `notify`: where the end of a job is to be told; `told`: 1 if that is done, or was given up.
+_NOTIFY = """
+ALTER TABLE jobs ADD COLUMN notify text NOT NULL DEFAULT '[]';
+ALTER TABLE jobs ADD COLUMN told bigint NOT NULL DEFAULT 0;
+CREATE INDEX jobs_untold ON jobs (partition, number) WHERE told = 0 AND notify <> '[]';
+"""
 MIGRATIONS: tuple[str, ...] = (
     _JOURNAL + _HISTORY + _DOCUMENTS,
     _SPECIFICATIONS,
@@ -112,6 +118,7 @@ MIGRATIONS: tuple[str, ...] = (
     _REACHED,
     _LASTS,
     _PROGRAM,
+    _NOTIFY,
 )
 
 

@@ -35,6 +35,7 @@ from fairlead.pools.pool_service import Figures, PoolService
 from fairlead.server.background import refresh, sweep
 from fairlead.server.failure import load_policies, parsed_config, storage_problems_as_failed
 from fairlead.server.logfile import Telemetry
+from fairlead.server.notices import SIGNING_SECRET, Door, Notices
 from fairlead.server.output_collection import OutputCollection
 from fairlead.server.providers import join_by, provider_of
 from fairlead.server.start_options import Limits, ServerOptions, limits_of
@@ -241,6 +242,14 @@ def background_work(options: ServerOptions, limits: Limits, parts: Parts) -> lis
         work.append(KubernetesAdapter(options.kubernetes, parts.control, log.info, registry).run())
     if options.database:
         work.append(refresh([each.refresh for each in parts.identity]))
+    notices = Notices(
+        parts.storage.history,
+        parts.control.led,
+        lambda user: parts.identity.secrets.values(user, (SIGNING_SECRET,)).get(SIGNING_SECRET, ""),
+        Door(options.notify_allow, options.sendmail),
+        lambda event, fields: log.info(event, **fields),
+    )
+    work.append(notices.run())
     work.append(sweep(parts.outputs, parts.storage.history, lambda: wall() // 1_000, limits.history_age, log))
     return work
 

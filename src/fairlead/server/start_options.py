@@ -48,6 +48,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the object store. The default is that of AWS."""
     outputs_size: str
     outputs_age: str
+    notify_allow: tuple[str, ...] = ()
+    """Networks and host names in the network of the server to which webhooks may be sent."""
+    sendmail: str = "/usr/sbin/sendmail"
+    """The program that sends mail."""
     traces: str = ""
     """The address of an OpenTelemetry collector for spans of jobs; empty for none."""
     kubernetes: tuple[str, Path | None, str] = ("", None, "")

@@ -24,7 +24,7 @@ from fairlead.core import commands
 from fairlead.core.commands import Answer, Command, Rejected, ReportState, TaskAction
 from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.core.cycle import Cycle, due
-from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.documents import parse_changes, parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.effects import Effect, ForManager, ForPool, outstanding_effects
 from fairlead.core.entitlement import Entitlements
@@ -207,8 +207,8 @@ class World:
         _, spec = parse_node(doc)
         self._send(where, commands.UpdateNode(name=name, spec=spec, operator=True))
 
-    def drain(self, name: str, reason: str = "") -> None:
-        self._move(name, "drain", reason)
+    def drain(self, name: str, reason: str = "", lasts: float | str = 0) -> None:
+        self._move(name, "drain", reason, lasts)
 
     def close(self, labels: Mapping[str, str], lasts: float | str = 0, reason: str = "") -> None:
         """Disable nodes with these labels for a time, also nodes that join meanwhile. Without a time, enable them."""
@@ -261,6 +261,21 @@ class World:
         command = commands.Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "", operator=operator)
         self._send(where, command)
         return job_id
+
+    def submit_pipeline(
+        self, name: str, jobs: Iterable[Mapping[str, Any]], user: str = "user", operator: bool = True
+    ) -> None:
+        """Queue several jobs that are submitted at once, all or none. In `after`, a name of one of them means that job.
+
+        The answer has the id of the pipeline and those of its jobs.
+        """
+        specs = tuple(parse_job({"user": user, **job}) for job in jobs)
+        command = commands.SubmitPipeline(name=name, specs=specs, user=user, operator=operator)
+        self._send(self._default, command)
+
+    def update_job(self, job: str, user: str | None = None, **changes: Any) -> None:
+        """Change a waiting job, as an operator or as a user. The changes are those of `fairlead update`."""
+        self._on_job(commands.UpdateJob, job, user, **parse_changes(changes))
 
     def scale(self, job: str, stage: str, count: int) -> None:
         self._on_job(commands.Scale, job, stage=stage, count=count)

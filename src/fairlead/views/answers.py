@@ -89,7 +89,7 @@ def _stage_answer(stage: Stage, tasks: list[wire.TaskGroup]) -> wire.Stage:
         min=stage.min,
         resources=amounts(spec.resources),
         command=list(spec.command),
-        waiting=stage.waiting(),
+        waiting=stage.unstarted(),
         assigned=live["assigned"],
         running=live["running"],
         stopping=live["stopping"],

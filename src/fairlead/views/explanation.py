@@ -12,6 +12,7 @@ from fairlead.core.resources import MEMORY, MILLI, format_amount, format_quantit
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import (
     HIDDEN,
+    AfterTasks,
     AfterUnmet,
     HeldBack,
     HeldFor,
@@ -182,7 +183,7 @@ def _waits_now(view: Waiting, job: Job) -> str:
     if isinstance(reason, NoCapacity):
         return _waits_for_capacity(reason)
     also = "also " if view.never else ""
-    if isinstance(reason, AfterUnmet):
+    if isinstance(reason, AfterUnmet | AfterTasks):
         return f"{also}{reason}"
     if isinstance(reason, HeldBack) and reason.until:
         return f"{also}{reason}"

@@ -168,6 +168,8 @@ TOLD: dict[str, Callable[[Narrator, Fields], str]] = {
     "job released": lambda _, fields: (
         f"released{_by(fields)}{_after(fields, 'held_seconds', ', after it was held for')}"
     ),
+    "job updated": lambda _, fields: f"changed{_by(fields)}: {', '.join(fields['changed'])}",
+    "tasks given up": lambda teller, fields: f"{teller.subject(fields, 'given up')} before the start{_why(fields)}",
     "priority changed": lambda _, fields: (
         f"priority changed from {fields['before']} to {fields['priority']}{_by(fields)}"
     ),

@@ -7,7 +7,7 @@ import msgspec
 from fairlead.core.admission import held_back
 from fairlead.core.ahead.easy import why_passed
 from fairlead.core.lanes import Lane, lane_key
-from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
+from fairlead.core.model import KINDS, NEW, Allocation, Ask, Job, Micros, Queue, Stage
 from fairlead.core.outcomes import BY_USERS, claimant_of
 from fairlead.core.past_use import past_part
 from fairlead.core.ranges import count, indices
@@ -16,6 +16,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.explain import why_later, why_now
 from fairlead.core.why.never import never_before, never_runs
 from fairlead.core.why.reasons import (
+    AfterTasks,
     AfterUnmet,
     HeldBack,
     InChain,
@@ -25,6 +26,8 @@ from fairlead.core.why.reasons import (
     OverLimit,
     Reason,
     Sees,
+    after_tasks,
+    after_unmet,
     of_stage,
 )
 from fairlead.core.why.remedy_steps import Remedy
@@ -121,7 +124,7 @@ class Waiting(msgspec.Struct, frozen=True):
         place = f", first in queue {self.queue}" if self.first else f"; other jobs of queue {self.queue} may go first"
         text = f"{of_stage(self.stage)}{self.count} {what}{'task waits' if self.count == 1 else 'tasks wait'}{then}"
         text += f" {self.behind} in queue {self.queue}" if self.jobs_ahead else ""
-        if isinstance(self.reason, AfterUnmet):
+        if isinstance(self.reason, AfterUnmet | AfterTasks):
             text += str(self.reason).removeprefix("waits")
         elif isinstance(self.reason, HeldBack):
             text += f", {self.reason}"
@@ -290,13 +293,18 @@ def usage_view(partition: Partition, queue: str) -> Vector:
 def explain_view(partition: Partition, job: Job, reasons: Reasons, now: Micros) -> list[Waiting]:
     """Return why the tasks of a job wait at a time: for jobs in `after`, or by the place and reason of each ask."""
     unmet = partition.unmet(job)
-    after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
+    after = after_unmet(unmet, never_before(partition, job)) if unmet else None
     waiting: list[Waiting] = []
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
             if wanted is not None:
                 reason = held_back(job) or after or reasons.get((job.id, stage.name, kind))
                 waiting.append(_waiting(partition, stage, kind, len(wanted), reason, now))
+        if stage.blocked:
+            reason = held_back(job) or after_tasks(job)
+            waiting.append(
+                Waiting(stage.name, KINDS[NEW], count(stage.blocked), None, reason, queue=job.queue.path, then=after)
+            )
         if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
@@ -411,10 +419,10 @@ def short_reason(partition: Partition, job: Job, reasons: Reasons, sees: Sees) -
     """Return in a few words why the first waiting tasks of a job wait. Reads no nodes and no long lane."""
     kinds = [(stage, kind) for stage in job.stages for kind, wanted in enumerate(stage.pending) if wanted is not None]
     if not kinds:
-        return ""
+        return after_tasks(job).short if any([stage.blocked for stage in job.stages]) else ""
     stage, kind = kinds[0]
     unmet = partition.unmet(job)
-    reason = held_back(job) or (AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
+    reason = held_back(job) or (after_unmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
     if reason is not None:
         return reason.shown_to(sees).short
     if not partition.readiness.ready:
@@ -443,4 +451,4 @@ def _in_chains(stage: Stage) -> list[Waiting]:
 
 def _stage_view(stage: Stage) -> StageView:
     ended = {name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())}
-    return StageView(stage.name, stage.size, stage.min, stage.waiting(), stage.running(), ended)
+    return StageView(stage.name, stage.size, stage.min, stage.unstarted(), stage.running(), ended)

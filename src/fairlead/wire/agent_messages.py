@@ -129,6 +129,8 @@ class Launch(Message, frozen=True):
     gang: Gang | None = None
     values: tuple[tuple[int, ...], ...] = ()
     """The values of the parameters, task by task, as indices into `Work.texts`."""
+    token: str = ""
+    """The token with which the tasks call the server; empty for none."""
 
 
 class Stop(Message, frozen=True):

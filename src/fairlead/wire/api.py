@@ -16,6 +16,7 @@ Role = Literal["user", "operator", "admin", "join"]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
 Name = Annotated[str, Meta(pattern=NAME)]
+Dependency = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}(:(ok|any|failed|started|each))?$")]
 Text = Annotated[str, Meta(max_length=131_072)]
 Amount = int | float | str
 Duration = int | float | str
@@ -107,7 +108,16 @@ class JobDocument(Request, kw_only=True):
     queue: str | UnsetType = UNSET
     priority: Priority | UnsetType = UNSET
     labels: dict[str, str] | UnsetType = UNSET
-    after: list[Name] | UnsetType = UNSET
+    after: list[Dependency] | UnsetType = UNSET
+    """Jobs that this one comes after. `7` or `7:ok` waits for the success of job 7, `7:any` for its end, `7:failed` for
+    its end without success, `7:started` for the start of its first task. With `7:each`, each task of an array waits for
+    the success of the task of job 7 with the same index."""
+    singleton: bool | UnsetType = UNSET
+    """Wait for the end of all earlier jobs of the same user with the same name."""
+    notify: Annotated[list[Annotated[str, Meta(max_length=1_000)]], Meta(max_length=10)] | UnsetType = UNSET
+    """Where to tell the end of the job: addresses such as `https://host/path` or `mailto:ann@example.org`."""
+    notify_on: Literal["end", "failure"] | UnsetType = UNSET
+    """Tell every end, or only one without success."""
     gang: Literal["stage", "job"] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
     preempts: bool | UnsetType = UNSET
@@ -124,6 +134,51 @@ class BatchDocument(Request, kw_only=True):
     """Many jobs in one call. Each is accepted or refused separately."""
 
     jobs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
+
+
+MAX_PIPELINE = 1_000
+"""The most jobs that a pipeline may have."""
+
+
+class PipelineDocument(Request, kw_only=True):
+    """Several jobs that are submitted at once: all of them, or none. In `after`, the name of one of them means that
+    job."""
+
+    jobs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PIPELINE)]
+    name: Name | UnsetType = UNSET
+    """The name of the pipeline; `pipeline` by default."""
+
+
+class ChangesDocument(Request, kw_only=True):
+    """Changes of a job. What is not given stays. Queue, dependencies, resources, time limit and estimate can be changed
+    while no task of the job runs."""
+
+    queue: str | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    after: list[Dependency] | UnsetType = UNSET
+    """The dependencies instead of the earlier ones; an empty list for none."""
+    labels: dict[str, str | None] | UnsetType = UNSET
+    """Labels to add or to change; null removes a label."""
+    stage: Name | UnsetType = UNSET
+    """The stage of the following values. It may be left out if the job has only one."""
+    resources: dict[str, Amount] | UnsetType = UNSET
+    """New amounts of some resources of each task; 0 for none."""
+    time_limit: Duration | UnsetType = UNSET
+    """`none` for no limit."""
+    estimate: Duration | UnsetType = UNSET
+    """`none` for no estimate."""
+    throttle: Annotated[int, Meta(ge=1, le=10_000_000)] | Literal["none"] | UnsetType = UNSET
+
+
+class RerunDocument(Request, kw_only=True):
+    """How a job runs again. Without any key, it runs again as it was."""
+
+    failed: bool | UnsetType = UNSET
+    """Run only the tasks that have not succeeded. A gang runs whole."""
+    environment: dict[str, Text] | UnsetType = UNSET
+    """Environment variables to add or to change, in all stages."""
+    name: Name | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
 
 
 class ScaleDocument(Request, kw_only=True):
@@ -466,11 +521,48 @@ class TaskPage(Answer, frozen=True, kw_only=True):
     next: str
 
 
+class TableRow(Answer, frozen=True, kw_only=True):
+    """A task with its parameters, times and the last line of its output."""
+
+    stage: str
+    index: int
+    parameters: dict[str, str]
+    state: str
+    attempt: int
+    node: str
+    exit_code: int | None
+    reason: str
+    started: float | None
+    """When its last attempt started."""
+    ended: float | None
+    """When its last attempt ended; null while it runs."""
+    line: str
+
+
+class Table(Answer, frozen=True, kw_only=True):
+    parameters: list[str]
+    """The names of the parameters, in order."""
+    rows: list[TableRow]
+    next: str
+
+
 class Submitted(Answer, frozen=True, kw_only=True):
     job: str
     partition: str
     warning: str = ""
     """Why the job cannot run until the cluster changes, such as that no node is large enough; empty if it can run."""
+
+
+class Pipeline(Answer, frozen=True, kw_only=True):
+    """The jobs of a pipeline that was submitted."""
+
+    pipeline: str
+    """The value of the label `pipeline`, which all its jobs have."""
+    partition: str
+    jobs: dict[str, str]
+    """Name → id."""
+    warnings: dict[str, str] = {}
+    """Name → why the job cannot run until the cluster changes."""
 
 
 class BatchItem(Answer, frozen=True, kw_only=True):
@@ -490,8 +582,8 @@ class Step(Answer, frozen=True, kw_only=True):
 
     code: str
     """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `release job`, `ready`,
-    `raise limit`, `raise max jobs`, `raise share`, `start queue`, `move to front`, `jobs succeed`; or,
-    for another submission of the job, `drop selector`, `drop where`, `drop pool`, `tolerate`, `ask less`,
+    `raise limit`, `raise max jobs`, `raise share`, `raise throttle`, `start queue`, `move to front`, `jobs succeed`;
+    or, for another submission of the job, `drop selector`, `drop where`, `drop pool`, `tolerate`, `ask less`,
     `fewer tasks`, `allow preemption`, `drop after`."""
     text: str
     operator: bool
@@ -1400,6 +1492,33 @@ class StageUse(Answer, frozen=True, kw_only=True):
     attempts: int
     cpu_seconds: float
     most_memory: int
+    ran_seconds: float = 0.0
+    """The run time of these attempts together."""
+    asked: dict[str, float] = {}
+    """What each task asked for."""
+    hint: str = ""
+    """That its tasks ask for much more than they use, and what would be enough; empty if they do not."""
+
+
+class TaskUse(Answer, frozen=True, kw_only=True):
+    """The resources that one attempt of a task used."""
+
+    stage: str
+    index: int
+    attempt: int
+    ran: float
+    """In seconds."""
+    cpu_seconds: float
+    memory: int
+    """The highest use, in bytes."""
+
+
+class JobUsage(Answer, frozen=True, kw_only=True):
+    """The resources that the tasks of a job used, as far as agents reported them, beside what they asked for."""
+
+    stages: dict[str, StageUse]
+    tasks: list[TaskUse]
+    next: str
 
 
 class ResultFile(Answer, frozen=True, kw_only=True):
@@ -1458,6 +1577,21 @@ class Used(Answer, frozen=True, kw_only=True):
     wait_median: float | None
     wait_95: float | None
     """The wait that 95 % of the jobs did not exceed."""
+    cpu_hours_used: float = 0.0
+    """With `used`: the measured CPU time of ended attempts."""
+    cpu_hours_had: float = 0.0
+    """With `used`: the CPU time that these attempts had."""
+
+
+class Wasteful(Answer, frozen=True, kw_only=True):
+    """A job that asked for much more than it used."""
+
+    job: str
+    partition: str
+    user: str
+    cpu_hours: float
+    """The CPU-hours that its tasks had and did not use."""
+    text: str
 
 
 class UsageReport(Answer, frozen=True, kw_only=True):
@@ -1468,6 +1602,8 @@ class UsageReport(Answer, frozen=True, kw_only=True):
     until: float
     rows: list[Used]
     total: Used
+    wasteful: list[Wasteful] = []
+    """With `used`: the jobs with the most unused CPU-hours."""
 
 
 class Event(Answer, frozen=True, kw_only=True):

@@ -55,6 +55,21 @@ class SubmitMany(Change[wire.Batch], POST="jobs/batch", seconds=60.0):
     document: wire.BatchDocument
 
 
+class Rerun(Change[wire.Submitted], POST="jobs/{job}/rerun", status=201):
+    """Submit a job that is over again, or only its tasks that have not succeeded. The new job does not wait for the
+    jobs that the first one came after."""
+
+    job: Name
+    document: wire.RerunDocument
+
+
+class SubmitPipeline(Change[wire.Pipeline], POST="pipelines", status=201, seconds=60.0):
+    """Submit several jobs that depend on each other, all or none. They get the label `pipeline` with a value of their
+    own, by which they can be listed, held or killed together."""
+
+    document: wire.PipelineDocument
+
+
 class Jobs(Followed[wire.JobPage], GET="jobs"):
     """List the jobs that the caller may see and that match all filters, newest first."""
 
@@ -84,6 +99,18 @@ class Tasks(Followed[wire.TaskPage], GET="jobs/{job}/tasks"):
 
     job: Name
     stage: Name = ""
+    cursor: Cursor = ""
+    limit: Limit = 100
+
+
+class Table(OfPartition[wire.Table], GET="jobs/{job}/table", seconds=60.0):
+    """List the tasks of a job with their parameters, states and times, and the last line of their output."""
+
+    job: Name
+    stage: Name = ""
+    stream: Annotated[
+        Literal["out", "err"] | None, Meta(description="Also read the last line of this stream of each task.")
+    ] = None
     cursor: Cursor = ""
     limit: Limit = 100
 
@@ -144,6 +171,14 @@ class Scale(Change[wire.Done], POST="jobs/{job}/scale"):
 
     job: Name
     document: wire.ScaleDocument
+
+
+class UpdateJob(Change[wire.Done], POST="jobs/{job}/update"):
+    """Change a job that waits: its queue, priority, dependencies, labels, resources, limits or throttle. The caller
+    needs the rights that submitting the changed job would need."""
+
+    job: Name
+    document: wire.ChangesDocument
 
 
 class SetPriority(Change[wire.Done], POST="jobs/{job}/priority"):
@@ -328,6 +363,14 @@ class ResultArchive(OfPartition[bytes], GET="jobs/{job}/results/archive", media=
     attempt: LastResults = None
 
 
+class JobUsage(OfPartition[wire.JobUsage], GET="jobs/{job}/usage"):
+    """List the CPU time and the memory that the ended attempts of a job used, by task, beside what was asked for."""
+
+    job: Name
+    cursor: Cursor = ""
+    limit: Limit = 100
+
+
 class UsageReport(OfPartition[wire.UsageReport], GET="usage/report", seconds=600.0):
     """Sum up the resources of all tasks, including running and preempted ones, and the waits of jobs, by group and in
     total. Without a partition, all partitions count. Users see only their own use."""
@@ -338,6 +381,7 @@ class UsageReport(OfPartition[wire.UsageReport], GET="usage/report", seconds=600
     since: Moment = ""
     until: Moment = ""
     user: Name = ""
+    used: Annotated[bool, Meta(description="Also what tasks used of what they had, as far as it was measured.")] = False
 
 
 class Timeline(OfPartition[wire.Timeline], GET="timeline"):
@@ -381,7 +425,8 @@ class MoveNode(Change[wire.Done], POST="nodes/{node}/{action}", role="operator")
     action: Literal["drain", "disable", "enable"]
     reason: Annotated[str, Meta(max_length=200, description="Why it is drained or disabled.")] = ""
     lasts: Annotated[
-        float, Meta(ge=0, le=31_622_400, description="Seconds for which it is disabled; 0 until it is enabled.")
+        float,
+        Meta(ge=0, le=31_622_400, description="Seconds for which it is drained or disabled; 0 until it is enabled."),
     ] = 0.0
 
 

@@ -44,9 +44,9 @@ class TaskNews(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobNews(msgspec.Struct, frozen=True, gc=False):
-    """A job that was submitted, changed state, was held or was released."""
+    """A job that was submitted, changed state, was held, released or updated."""
 
-    what: Literal["submitted", "state", "held", "released"]
+    what: Literal["submitted", "state", "held", "released", "updated"]
     job: Job
     state: JobState
     reason: str = ""

@@ -11,8 +11,8 @@ from fairlead.core.changes.change import Change, Line, Names, TaskNews
 from fairlead.core.changes.stages import give_back, grow, take, ungrow
 from fairlead.core.changes.tasks import part_of
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import KINDS, NOTHING_PENDING, Allocation, Ask, History, JobState, Micros, Outcome, Stage
-from fairlead.core.ranges import Ranges, count, difference, indices, split
+from fairlead.core.model import KINDS, NEW, NOTHING_PENDING, Allocation, Ask, History, JobState, Micros, Outcome, Stage
+from fairlead.core.ranges import Flat, Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
 
 NOT_AGAIN = -1
@@ -220,6 +220,55 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
             yield Line("info", "tasks cancelled", {"job": stage.job.id, "stage": stage.name, **fields})
 
 
+class UnblockedUndo(msgspec.Struct, frozen=True, gc=False):
+    stage: Stage
+    blocked: Flat
+    histories: dict[int, History | None]
+
+
+class Unblocked(Change[UnblockedUndo], frozen=True, tag="unblocked"):
+    """Makes blocked tasks pending. With an outcome, ends them instead."""
+
+    job: str
+    stage: int
+    indices: tuple[int, ...]
+    outcome: Outcome | Literal[""] = ""
+    reason: str = ""
+
+    def apply(self, partition: Partition) -> UnblockedUndo:
+        stage = partition.jobs[self.job].stages[self.stage]
+        blocked = stage.blocked
+        if Ranges(blocked).overlap(self.indices) != self.indices:
+            raise ValueError("some of the tasks are not blocked")
+        stage.blocked = difference(blocked, self.indices)
+        histories: dict[int, History | None] = {}
+        if not self.outcome:
+            grow(stage, NEW, self.indices)
+        else:
+            _end(stage, self.outcome, self.indices)
+            if self.reason:
+                histories = dict.fromkeys(indices(self.indices), History(reason=self.reason))
+        partition.touched.jobs[self.job] = None
+        return UnblockedUndo(stage, blocked, _write_history(stage, histories))
+
+    def undo(self, partition: Partition, before: UnblockedUndo) -> None:
+        stage = before.stage
+        _write_history(stage, before.histories)
+        if self.outcome:
+            _unend(stage, self.outcome, self.indices)
+        else:
+            ungrow(stage, NEW, self.indices)
+        stage.blocked = before.blocked
+
+    def demand(self, before: UnblockedUndo) -> Iterable[tuple[Stage, int]]:
+        return ((before.stage, -count(self.indices) if self.outcome else 0),)
+
+    def lines(self, names: Names, before: UnblockedUndo) -> Iterator[Line]:
+        if self.outcome and not before.stage.job.over:
+            fields = {"job": self.job, "stage": before.stage.name, "tasks": count(self.indices), "reason": self.reason}
+            yield Line("info", "tasks given up", fields)
+
+
 class RevivedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     outcome: str
@@ -286,7 +335,7 @@ def _return_job(stage: Stage) -> None:
     job = stage.job
     if job.manager or job.state != "running" or job.allocations:
         return
-    if any(stage.pending != NOTHING_PENDING for stage in job.stages):
+    if any(stage.pending != NOTHING_PENDING or stage.blocked for stage in job.stages):
         JOB.check(job.state, "pending")
         job.state = "pending"
 

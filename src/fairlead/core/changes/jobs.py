@@ -10,19 +10,28 @@ from fairlead.core.changes.change import Change, JobNews, Line, Names
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,
+    NOTHING_PENDING,
+    Account,
+    After,
     Ask,
+    Asks,
     HeldBy,
     Job,
     JobSpec,
     JobState,
     Micros,
+    Queue,
     Stage,
     StageSpec,
+    Terms,
+    after_of,
     all_pending,
     pack_spec,
     terms_of,
 )
+from fairlead.core.ranges import Flat
 from fairlead.core.resources import SECOND, format_moment
+from fairlead.core.shape import Shape, ShapeKey
 from fairlead.core.state import Partition
 
 
@@ -45,7 +54,8 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         queue = partition.queues[spec.queue]
         accounts = partition.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), partition.now, queue, accounts, priority=spec.priority)
-        job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
+        job.manager, job.whole, job.preemptible = spec.manager, spec.whole, spec.preemptible
+        job.after = after_of(spec.after) if spec.after else ()
         job.preempts, job.done_when = spec.preempts, spec.done_when
         job.stages = tuple(
             [new_stage(partition, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
@@ -235,6 +245,90 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
         yield Line("info", "priority changed", {"job": self.job, "before": before, "priority": self.priority})
 
 
+class JobUpdatedUndo(msgspec.Struct, frozen=True, gc=False):
+    job: Job
+    packed: bytes
+    queue: Queue
+    accounts: tuple[Account, ...]
+    after: tuple[After, ...]
+    stages: list[tuple[Terms, Shape, int, Asks]]
+    cancelled_asks: int
+
+
+class JobUpdated(Change[JobUpdatedUndo], frozen=True, tag="job updated"):
+    """Gives a job another specification. If its asks belong into other lanes now, or have to wait for other jobs, they
+    are dropped. Its tasks, their number and its priority stay."""
+
+    job: str
+    spec: JobSpec
+    changed: tuple[str, ...]
+    """What changed, for people."""
+
+    def apply(self, partition: Partition) -> JobUpdatedUndo:
+        job, spec = partition.jobs[self.job], self.spec
+        stages = [(stage.terms, stage.shape, stage.throttle, stage.asks) for stage in job.stages]
+        keys = [stage.shape_key(job.manager, spec.shape_user) for stage in spec.stages]
+        moves = spec.queue != job.queue.path or keys != [stage.shape.key for stage in job.stages]
+        after = after_of(spec.after)
+        dropped: list[Ask] = []
+        if moves or after != job.after:
+            asks = {ask.seq: ask for stage in job.stages for ask in stage.asks if ask is not None}
+            dropped = list(asks.values())
+            for ask in dropped:
+                partition.drop_ask(ask)
+        before = JobUpdatedUndo(job, job.packed, job.queue, job.accounts, job.after, stages, len(dropped))
+        queue = partition.queues[spec.queue]
+        _put(partition, job, pack_spec(spec), queue, partition.accounts_for(queue, spec.user, spec.groups), after)
+        for stage, given, key in zip(job.stages, spec.stages, keys, strict=True):
+            _reshape(partition, stage, terms_of(given), key, given.throttle)
+        partition.wake()
+        return before
+
+    def undo(self, partition: Partition, before: JobUpdatedUndo) -> None:
+        job = before.job
+        _put(partition, job, before.packed, before.queue, before.accounts, before.after)
+        for stage, (terms, shape, throttle, _) in zip(job.stages, before.stages, strict=True):
+            _reshape(partition, stage, terms, shape.key, throttle)
+        restored = {ask.seq: ask for *_, asks in before.stages for ask in asks if ask is not None}
+        for ask in restored.values():
+            if ask.stage.asks[ask.kind] is None:
+                partition.add_ask(ask)
+
+    def news(self, partition: Partition, before: JobUpdatedUndo) -> Iterable[JobNews]:
+        return (JobNews("updated", before.job, before.job.state, ", ".join(self.changed)),)
+
+    def demand(self, before: JobUpdatedUndo) -> Iterable[tuple[Stage, int]]:
+        return [(stage, 0) for stage in before.job.stages]
+
+    def counts(self, partition: Partition, before: JobUpdatedUndo) -> Iterable[tuple[str, int]]:
+        return (("cancelled", before.cancelled_asks),)
+
+    def lines(self, names: Names, before: JobUpdatedUndo) -> Iterator[Line]:
+        yield Line("info", "job updated", {"job": self.job, "changed": list(self.changed)})
+
+
+def _put(
+    partition: Partition, job: Job, packed: bytes, queue: Queue, accounts: tuple[Account, ...], after: tuple[After, ...]
+) -> None:
+    if queue is not job.queue and job.listed:
+        job.queue.jobs -= 1
+        queue.jobs += 1
+    unfollow(partition, job)
+    job.packed, job.queue, job.accounts, job.after = packed, queue, accounts, after
+    follow(partition, job)
+    partition.touched.jobs[job.id] = None
+
+
+def _reshape(partition: Partition, stage: Stage, terms: Terms, key: ShapeKey, throttle: int) -> None:
+    if key != stage.shape.key:
+        left = stage.shape
+        stage.shape = partition.take_shape(key)
+        partition.leave_shape(left)
+    stage.terms, stage.throttle = terms, throttle
+    stage.job.throttled = any([each.throttle for each in stage.job.stages])
+    partition.wake_lanes(stage)
+
+
 class JobHeldUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job
     state: JobState
@@ -351,8 +445,13 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
 def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
     shape = partition.take_shape(spec.shape_key(job.manager, user))
     pending = all_pending(spec.count, spec.indices)
+    blocked: Flat = ()
+    if any([when == "each" for _, when in job.after]):
+        pending, blocked = NOTHING_PENDING, spec.indices or (0, spec.count)
     own_spec = spec if own else None
-    stage = Stage(job, position, own_spec, terms_of(spec), shape, spec.count, pending, throttle=spec.throttle)
+    stage = Stage(
+        job, position, own_spec, terms_of(spec), shape, spec.count, pending, throttle=spec.throttle, blocked=blocked
+    )
     if own and partition.era:
         # Records of such a stage may have been lost, so its attempts begin above those of the job's other stages.
         stage.floor = max((other.floor for other in job.stages), default=0)
@@ -372,12 +471,12 @@ def job_over(names: Names, job: Job, state: JobState, reason: str) -> Line:
 
 
 def follow(partition: Partition, job: Job) -> None:
-    for name in job.after:
+    for name, _ in job.after:
         partition.derived.followers.setdefault(name, []).append(job.id)
 
 
 def unfollow(partition: Partition, job: Job) -> None:
-    for name in job.after:
+    for name, _ in job.after:
         followers = partition.derived.followers.get(name)
         if followers is not None and job.id in followers:
             followers.remove(job.id)

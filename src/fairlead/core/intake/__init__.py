@@ -21,11 +21,13 @@ from fairlead.core.commands import (
     Report,
     Scale,
     Submit,
+    SubmitPipeline,
+    UpdateJob,
     decode_answer,
     encode_answer,
 )
 from fairlead.core.errors import Refused
-from fairlead.core.intake import config, jobs, managers, nodes, pools, reports
+from fairlead.core.intake import config, jobs, managers, nodes, pipelines, pools, reports, updates
 from fairlead.core.intake.reports import Ends
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
@@ -52,6 +54,8 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
     commands.MovePool: pools.move,
     commands.ScalePool: pools.scale,
     commands.Submit: jobs.submit,
+    commands.SubmitPipeline: pipelines.submit,
+    commands.UpdateJob: updates.update,
     commands.Scale: jobs.scale,
     commands.Kill: jobs.kill,
     commands.HoldJob: jobs.hold,
@@ -141,7 +145,11 @@ def _take_once(plan: Plan, command: Command) -> Answer:
     return answer
 
 
-UNCOMPARED: dict[type[Command], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
+UNCOMPARED: dict[type[Command], dict[str, Any]] = {
+    Submit: {"origin": msgspec.UNSET, "past": ()},
+    SubmitPipeline: {"past": ()},
+    UpdateJob: {"past": ()},
+}
 """Fields that may differ when a command is repeated with the same key."""
 
 

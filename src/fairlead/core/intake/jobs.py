@@ -17,6 +17,7 @@ from fairlead.core.changes import (
     PendingEnded,
     Released,
     StageScaled,
+    Unblocked,
 )
 from fairlead.core.commands import (
     Accepted,
@@ -25,6 +26,7 @@ from fairlead.core.commands import (
     Command,
     HoldJob,
     Kill,
+    Past,
     ReleaseHold,
     ReleaseJob,
     Requeue,
@@ -37,6 +39,7 @@ from fairlead.core.commands import (
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY
 from fairlead.core.errors import Refused
+from fairlead.core.followers import give_up, settle, why_never_met
 from fairlead.core.holds.release import pause_after
 from fairlead.core.intake.lookup import (
     find_job,
@@ -52,7 +55,20 @@ from fairlead.core.intake.lookup import (
     unknown,
 )
 from fairlead.core.lanes import lane_key
-from fairlead.core.model import NEW, OPERATOR, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
+from fairlead.core.model import (
+    NEW,
+    OPERATOR,
+    REPLACE,
+    SCALE,
+    Ask,
+    Condition,
+    Job,
+    JobSpec,
+    Queue,
+    Stage,
+    StageSpec,
+    after_of,
+)
 from fairlead.core.outcomes import (
     add_ask,
     ask_for_job,
@@ -68,7 +84,7 @@ from fairlead.core.outcomes import (
     to_tail,
 )
 from fairlead.core.plan import Plan
-from fairlead.core.ranges import Ranges, check_flat, count, indices
+from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
 from fairlead.core.reader import check_name, suggestion
 from fairlead.core.resources import BUILT_IN, parse_count, shown
 from fairlead.core.state import Partition
@@ -83,10 +99,12 @@ def submit(plan: Plan, command: Submit) -> Accepted:
     # Groups decide limits and access, so they come from the authenticated caller, not from the document.
     if not command.operator:
         spec = msgspec.structs.replace(spec, groups=command.groups)
-    return add_job(plan, command, spec, command.id)
+    return add_job(plan, command, spec, command.id, past=command.past)
 
 
-def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: str = "id") -> Accepted:
+def add_job(
+    plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: str = "id", past: Past = ()
+) -> Accepted:
     partition = plan.partition
     number = partition.counters.job
     job_id = _check_id(partition, wanted_id, field) if wanted_id else str(number)
@@ -96,7 +114,9 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     need_priority(command, queue, spec.priority)
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
-    _check_after(partition, job_id, spec)
+    if spec.singleton:
+        spec = _after_namesakes(partition, spec)
+    spec, never = check_after(partition, job_id, spec, past)
     # Users share lanes unless some nodes are for named users only. Nodes that have not joined yet may be such nodes.
     if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows or partition.pools):
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
@@ -105,9 +125,13 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     begin = spec.begin or 0
     if spec.hold or begin > plan.now:
         plan.do(JobHeld(job_id, _caller(command), right_over(command, job), 0 if spec.hold else begin))
-    if not partition.unmet(job):
+    if never is not None:
+        give_up(plan, job, *never)
+    elif job.after:
+        settle(plan, job)
+    else:
         ask_for_job(plan, job)
-    return Accepted(job=job_id)
+    return Accepted(job=job_id, note=f"it can never start: {job.reason}" if job.over else "")
 
 
 def find_leaf(partition: Partition, path: str) -> Queue:
@@ -170,18 +194,77 @@ def no_such_job(field: str, name: str) -> Refused:
     return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
 
 
-def _check_after(partition: Partition, job_id: str, spec: JobSpec) -> None:
-    for at, name in enumerate(spec.after):
+MAX_NAMESAKES = 1_000
+
+
+def _after_namesakes(partition: Partition, spec: JobSpec) -> JobSpec:
+    """Return the job with all unfinished jobs of its user and name in `after`."""
+    # A packed specification begins with the name and the user, so that few of a million jobs are unpacked.
+    start = msgspec.msgpack.encode((spec.name, spec.user))[1:]
+    named = {name for name, when in after_of(spec.after) if when in ("ok", "any")}
+    earlier = [
+        f"{job.id}:any"
+        for job in partition.jobs.values()
+        if not (job.over and not job.allocations)
+        and job.packed.find(start, 0, len(start) + 8) > 0
+        and job.owner == (spec.user, spec.name)
+        and job.id not in named
+    ]
+    if len(earlier) > MAX_NAMESAKES:
+        raise Refused(
+            "singleton",
+            f"{len(earlier)} jobs of {spec.user} with the name {spec.name} have not ended, and it can wait for "
+            f"{MAX_NAMESAKES}; submit it when some have ended, or with another name",
+            "conflict",
+        )
+    return msgspec.structs.replace(spec, after=(*spec.after, *earlier))
+
+
+def check_after(
+    partition: Partition, job_id: str, spec: JobSpec, past: Past
+) -> tuple[JobSpec, tuple[Condition, str] | None]:
+    """Return the job without dependencies on forgotten jobs, and one of these that can never be met, with the reason.
+
+    A dependency on a job that is over means the same as on one that ends later.
+    """
+    forgotten = dict(past)
+    kept: list[str] = []
+    never: tuple[Condition, str] | None = None
+    for at, (name, when) in enumerate(after_of(spec.after)):
         field = f"after[{at}]"
         if name == job_id:
             raise Refused(field, "a job cannot come after itself; leave it out")
         before = partition.jobs.get(name)
-        if before is None:
+        if before is not None:
+            kept.append(spec.after[at])
+            if when == "each":
+                _check_each(spec, before, field)
+            continue
+        state = forgotten.get(name)
+        if state is None:
             raise no_such_job(field, name)
-        if before.over and before.state != "succeeded":
-            raise Refused(
-                field, f"job {name} is over ({before.state}), so this one could never start; leave it out", "conflict"
-            )
+        if when == "each":
+            raise Refused(field, f"job {name} ended too long ago to follow its tasks; leave :each out", "conflict")
+        problem = why_never_met(name, state, when, started=True)
+        if problem and never is None:
+            never = when, problem
+    return msgspec.structs.replace(spec, after=tuple(kept)), never
+
+
+def _check_each(spec: JobSpec, before: Job, field: str) -> None:
+    """Refuse a job whose tasks cannot follow the tasks of another job one by one."""
+
+    def refuse(problem: str) -> Refused:
+        return Refused(field, f"{problem}; leave :each out to wait for the whole job", "conflict")
+
+    if len(spec.stages) != 1 or spec.stages[0].min != 1:
+        raise refuse("only the tasks of an array can follow those of another job")
+    if len(before.stages) != 1 or before.stages[0].terms.min != 1 or before.manager:
+        raise refuse(f"job {before.id} is no array, so its tasks cannot be followed one by one")
+    stage, followed = spec.stages[0], before.stages[0].tasks
+    missing = difference(stage.indices or (0, stage.count), followed)
+    if missing:
+        raise refuse(f"job {before.id} has no task {missing[0]}")
 
 
 # -- running jobs ------------------------------------------------------------------------------------------------
@@ -193,13 +276,15 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     stage = find_stage(job, command.stage)
     count = parse_count(command.count, "count", 0, MAX_TASKS)
     need_live(job, " and cannot be scaled; submit it again")
-    _need_own(job, "scale it")
+    need_own(job, "scale it")
     if count == stage.count:
         plan.note("asked for again")
         return Accepted(note="no change")
     if stage.spec.indices or stage.spec.parameters:
         what = "parameters of its own" if stage.spec.parameters else "indices of its own"
         raise Refused("count", f"the array has {what} and cannot be scaled; submit another job", "conflict")
+    if any(when == "each" for _, when in job.after):
+        raise Refused("count", "its tasks follow those of another job; submit another job", "conflict")
     rescale(plan, stage, count)
     return Accepted()
 
@@ -273,7 +358,7 @@ def stop_tasks(plan: Plan, command: StopTasks) -> Accepted:
     stage = find_stage(job, command.stage)
     block = _check_tasks(stage, command.indices)
     need_live(job, ", and its tasks have ended; submit it again")
-    _need_own(job, "stop its tasks")
+    need_own(job, "stop its tasks")
     if command.action == "kill":
         return _kill_tasks(plan, command, stage, block)
     live = [entry for entry in live_of(stage) if entry.state != "stopping" and not entry.slots]
@@ -302,6 +387,10 @@ def _kill_tasks(plan: Plan, command: StopTasks, stage: Stage, block: Ranges) -> 
         if chosen:
             plan.do(PendingEnded(job.id, stage.position, kind, chosen, "killed"))
             stopped += count(chosen)
+    blocked = block.overlap(stage.blocked)
+    if blocked:
+        plan.do(Unblocked(job.id, stage.position, blocked, "killed"))
+        stopped += count(blocked)
     finish_if_done(plan, job)
     return Accepted(job=job.id, note=_left_out(stopped, block, "had ended or are stopping"))
 
@@ -331,7 +420,7 @@ def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
     return Ranges(given)
 
 
-def _need_own(job: Job, action: str) -> None:
+def need_own(job: Job, action: str) -> None:
     if job.manager:
         raise Refused("job", f"job {job.id} belongs to {job.manager}; {action} there", "conflict")
 
@@ -399,7 +488,7 @@ def cancel(plan: Plan, command: CancelAsk) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "cancel an ask of")
     stage = find_stage(job, command.stage)
-    if not any(asking.waiting() for asking in (job.stages if stage.whole(NEW) else (stage,))):
+    if not any(asking.unstarted() for asking in (job.stages if stage.whole(NEW) else (stage,))):
         return Accepted(note="no change")
     _withdraw(plan, stage)
     finish_if_done(plan, job)

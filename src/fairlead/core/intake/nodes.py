@@ -119,8 +119,8 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
     check_text(command.reason, "reason", MAX_REASON)
     if command.reason and command.action not in ("drain", "disable"):
         raise Refused("reason", "only a node that is drained or disabled has one; leave it out")
-    if command.lasts and command.action != "disable":
-        raise Refused("lasts", "only a node that is disabled has one; leave it out")
+    if command.lasts and command.action not in ("drain", "disable"):
+        raise Refused("lasts", "only a node that is drained or disabled has one; leave it out")
     until = plan.now + parse_count(command.lasts, "lasts", 0, MAX_CLOSED) if command.lasts else 0
     return move_to(plan, command.name, STATES[command.action], command.reason, until)
 

@@ -181,7 +181,7 @@ def _never_starts(partition: Partition, job: Job, needs: Needs) -> Reason | None
 
 def never_before(partition: Partition, job: Job) -> str:
     """Return the first job in `after` that can never run, also because of its own `after`; empty if there is none."""
-    before = [(name, name) for name in partition.unmet(job)]
+    before = [(name, name) for name, _ in partition.unmet(job)]
     seen = {name for name, _ in before}
     for at, (name, first) in enumerate(before):  # the list grows during the loop
         earlier = partition.jobs[name]
@@ -190,7 +190,7 @@ def never_before(partition: Partition, job: Job) -> str:
         never = None if earlier.over else never_runs(partition, earlier)
         if never is not None and not isinstance(never, NoNodeYet):
             return first
-        more = [other for other in partition.unmet(earlier) if other not in seen]
+        more = [other for other, _ in partition.unmet(earlier) if other not in seen]
         seen.update(more)
         before += [(other, first) for other in more]
     return ""
@@ -201,7 +201,7 @@ def may_never_run(partition: Partition, job: Job) -> bool:
 
     Can be called while a cycle runs, because it changes nothing.
     """
-    if not any(stage.waiting() for stage in job.stages):
+    if not any(stage.unstarted() for stage in job.stages):
         return False
     firm = not job.preemptible or not all(queue.settings.preemptible for queue in job.queue.line())
     if firm or job.whole or any(stage.ended for stage in job.stages):
@@ -223,7 +223,7 @@ def _starts(job: Job) -> list[Needs]:
     """Return the waiting tasks of a job in groups of tasks that must start together."""
     if job.whole and not job.stages[0].started:
         return [[(stage, stage.needed) for stage in job.stages if stage.needed]]
-    return [[(stage, 1 if stage.started else max(1, stage.needed))] for stage in job.stages if stage.waiting() > 0]
+    return [[(stage, 1 if stage.started else max(1, stage.needed))] for stage in job.stages if stage.unstarted() > 0]
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from fairlead.core.model import After, Condition, Job
 from fairlead.core.resources import CPU, GPU, MILLI, format_amount, format_moment, format_quantity, noun_of
 from fairlead.core.why.obstacles import Obstacle
 
@@ -310,14 +311,16 @@ class HeldBack(Reason, frozen=True, tag="held back"):
 
 
 class AfterUnmet(Reason, frozen=True, tag="after unmet"):
-    """Jobs in `after` have not succeeded yet."""
+    """Dependencies of the job are not met yet."""
 
     jobs: tuple[str, ...]
     never: str = ""
     """The first of these jobs that can never run with the present cluster; empty if there is none."""
+    conditions: tuple[Condition, ...] = ()
+    """What is awaited of each of the jobs; empty for the success of all."""
 
     def __str__(self) -> str:
-        text = f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
+        text = _awaited(self.jobs, self.conditions)
         if not self.never:
             return text
         which = ", which" if len(self.jobs) == 1 else f"; job {self.never}"
@@ -326,8 +329,43 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     @property
     def short(self) -> str:
         more = len(self.jobs) - 2
-        first = f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs[:2])}"
-        return first + (f" and {more} more" if more > 0 else "")
+        return _awaited(self.jobs[:2], self.conditions[:2]) + (f" and {more} more" if more > 0 else "")
+
+
+AWAITED = {"ok": "", "any": "the end of ", "failed": "the failure of ", "started": "the start of "}
+
+
+def _awaited(jobs: tuple[str, ...], conditions: tuple[Condition, ...]) -> str:
+    named: dict[str, list[str]] = {}
+    for job, when in zip(jobs, conditions or ("ok",) * len(jobs), strict=True):
+        named.setdefault(AWAITED[when], []).append(job)
+    parts = [f"{what}{'job' if len(names) == 1 else 'jobs'} {', '.join(names)}" for what, names in named.items()]
+    return f"waits for {' and '.join(parts)}"
+
+
+def after_unmet(unmet: tuple[After, ...], never: str = "") -> AfterUnmet:
+    """Return the reason for dependencies that are not met."""
+    jobs, conditions = tuple(after.job for after in unmet), tuple(after.when for after in unmet)
+    return AfterUnmet(jobs, never, () if set(conditions) == {"ok"} else conditions)
+
+
+class AfterTasks(Reason, frozen=True, tag="after tasks"):
+    """Tasks wait for the tasks of other jobs with the same index."""
+
+    jobs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        which = "job" if len(self.jobs) == 1 else "jobs"
+        return f"waits for the tasks of {which} {', '.join(self.jobs)} with the same indices"
+
+    @property
+    def short(self) -> str:
+        return f"waits for tasks of job {self.jobs[0]}"
+
+
+def after_tasks(job: Job) -> AfterTasks:
+    """Return the reason for blocked tasks."""
+    return AfterTasks(tuple(name for name, when in job.after if when == "each"))
 
 
 class ShareSpent(Reason, frozen=True, tag="share spent"):

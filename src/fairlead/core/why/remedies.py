@@ -6,7 +6,7 @@ a remedy of its own. A remedy that works is then reduced until no part can be le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from fairlead.core.ahead.whatif import WhatIf
@@ -38,6 +38,7 @@ from fairlead.core.why.remedy_steps import (
     RaiseLimit,
     RaiseMaxJobs,
     RaiseShare,
+    RaiseThrottle,
     Ready,
     ReleaseHold,
     ReleaseJob,
@@ -152,12 +153,17 @@ class Search:
                     now = next((step.now for step in _same(steps, RaiseMaxJobs, place)), reason.max_jobs)
                     more = max(1, 2 * (reason.max_jobs - now))
                     return RaiseMaxJobs(queue, user=user, group=group, max_jobs=now + more, now=now)
+            case reasons.Throttled():
+                wanted = self.trials.needs[0][1]
+                now = next((step.now for step in steps if isinstance(step, RaiseThrottle)), reason.throttle)
+                more = max(wanted, 2 * (reason.throttle - now))
+                return RaiseThrottle(job=self.job.id, stage=reason.stage, throttle=now + more, now=now)
             case reasons.NotActive():
                 return StartQueue(reason.queue)
             case reasons.HeldBack():
                 return ReleaseJobAsOperator(self.job.id) if reason.operator else ReleaseJob(self.job.id)
             case reasons.AfterUnmet():
-                return self._after(reason.jobs)
+                return self._after(reason)
             case reasons.ShareSpent():
                 return self._more_share(steps, reason.queue)
             case reasons.StillStopping():
@@ -179,10 +185,13 @@ class Search:
                     return queue.path, "", group
         return None
 
-    def _after(self, names: Sequence[str]) -> Step:
-        """Return the step that the jobs in `after` succeed; if tasks of theirs wait, the step that drops `after`."""
+    def _after(self, reason: reasons.AfterUnmet) -> Step:
+        """Return the step that the jobs in `after` succeed; if that does not help, the step that drops `after`."""
+        names = reason.jobs
         jobs = [self.partition.jobs.get(name) for name in names]
-        if all(job is not None and not any(stage.waiting() for stage in job.stages) for job in jobs):
+        if "failed" not in reason.conditions and all(
+            job is not None and not any(stage.unstarted() for stage in job.stages) for job in jobs
+        ):
             return JobsSucceed(tuple(names))
         return DropAfter()
 
@@ -366,7 +375,7 @@ class Search:
     def _size(self, name: str) -> tuple[bool, int]:
         """Return True if tasks of a job wait, and the number of its running tasks."""
         job = self.partition.jobs[name]
-        return any(stage.waiting() for stage in job.stages), job.live
+        return any(stage.unstarted() for stage in job.stages), job.live
 
     def _node(self, allocation: Allocation) -> str:
         return self.partition.nodes.name[self.partition.nodes.rows[allocation.node]]

@@ -398,6 +398,24 @@ class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
         return replace(limits, max_jobs=self.max_jobs)
 
 
+class RaiseThrottle(Step, frozen=True, kw_only=True):
+    """More tasks of a stage may run at a time."""
+
+    operator: ClassVar[bool] = False
+    varies: ClassVar[str] = "throttle"
+    job: str
+    stage: str
+    throttle: int
+    now: int
+    """The present throttle."""
+
+    def __str__(self) -> str:
+        return f"the throttle of job {self.job} is raised to {self.throttle} (`fairlead update`)"
+
+    def commands(self, partition: Partition) -> list[cmd.Command]:
+        return [cmd.UpdateJob(job=self.job, stage=self.stage, throttle=self.throttle, operator=True)]
+
+
 class RaiseShare(QueueStep, frozen=True, kw_only=True):
     """A queue gets a larger share."""
 

@@ -19,7 +19,7 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
 from fairlead.core.model import NEW, Ask, Job, Micros, Stage
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import AfterUnmet, Reason
+from fairlead.core.why.reasons import Reason, after_unmet
 from fairlead.core.why.remedy_steps import Request, Step, configured, report_end
 
 AGAIN = "again"
@@ -112,7 +112,7 @@ class Trials:
             return held_back(job)
         unmet = self.partition.unmet(job)
         if unmet:
-            return AfterUnmet(unmet)
+            return after_unmet(unmet)
         keys = [(job.id, stage.name, self.kind) for stage, _ in self.needs]
         return next((turn.reasons[key] for key in keys if key in turn.reasons), None)
 

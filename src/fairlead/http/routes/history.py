@@ -8,12 +8,13 @@ from typing import Protocol
 import msgspec
 
 from fairlead.core.errors import Refused
-from fairlead.core.model import Micros
-from fairlead.core.resources import SECOND, shown
+from fairlead.core.model import Amounts, Micros
+from fairlead.core.resources import MEMORY, MILLI, SECOND, shown
 from fairlead.core.state import Partition
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import JobRow, asked_for
 from fairlead.history.store import History
+from fairlead.history.usage_report import waste_of
 from fairlead.http.context import InPartition, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import check_state, missing, number_of, past_job, read_label, with_seconds
@@ -25,6 +26,8 @@ LATEST = 2**40
 """The latest time of a filter, in seconds."""
 MOST_ATTEMPTS = 10_000
 """Attempts of one job in a list of jobs."""
+MANY = 1_000
+"""Attempts of a job in which the resources of its stages are looked up."""
 STATES = ("succeeded", "failed", "killed")
 
 
@@ -106,12 +109,51 @@ async def attempts(request: Request, asked: op.Attempts) -> wire.Attempts:
     used = await services.threads.run(services.records.used, name, number)
     return wire.Attempts(
         attempts=[msgspec.convert(with_seconds(row), wire.Attempt) for row in rows[: asked.limit]],
-        used={
-            stage: wire.StageUse(attempts=count, cpu_seconds=cpu / SECOND, most_memory=memory)
-            for stage, (cpu, memory, count) in used.items()
-        },
+        used=stages_used(used, {row.stage: row.amounts for row in rows}),
         next=str(skip + asked.limit) if len(rows) > asked.limit else "",
     )
+
+
+@serves(op.JobUsage)
+async def job_usage(request: Request, asked: op.JobUsage) -> wire.JobUsage:
+    services = request.services
+    number, _ = await find_job(request, asked)
+    name = request.leader(asked).name
+    skip = number_of(asked.cursor) or 0
+    attempts = await services.recorded(services.records.attempts, name, number, 0, MANY)
+    used = await services.threads.run(services.records.used, name, number)
+    rows = await services.threads.run(services.records.used_by_task, name, number, skip, asked.limit + 1)
+    return wire.JobUsage(
+        stages=stages_used(used, {row.stage: row.amounts for row in attempts}),
+        tasks=[
+            wire.TaskUse(
+                stage=row.stage,
+                index=row.index,
+                attempt=row.attempt,
+                ran=max(0, row.ran) / SECOND,
+                cpu_seconds=row.cpu / SECOND,
+                memory=row.memory,
+            )
+            for row in rows[: asked.limit]
+        ],
+        next=str(skip + asked.limit) if len(rows) > asked.limit else "",
+    )
+
+
+def stages_used(used: dict[str, tuple[int, int, int, int]], asked: dict[str, Amounts]) -> dict[str, wire.StageUse]:
+    """Return the use by stage, with what each task asked for and a hint if that is much more."""
+    stages: dict[str, wire.StageUse] = {}
+    for stage, (cpu, ran, memory, reports) in used.items():
+        amounts = dict(asked.get(stage, ()))
+        stages[stage] = wire.StageUse(
+            attempts=reports,
+            cpu_seconds=cpu / SECOND,
+            most_memory=memory,
+            ran_seconds=ran / SECOND,
+            asked={name: amount / (1 if name == MEMORY else MILLI) for name, amount in amounts.items()},
+            hint=waste_of(amounts, cpu, ran, memory),
+        )
+    return stages
 
 
 def span_of(since: str, until: str) -> tuple[Micros | None, Micros | None]:

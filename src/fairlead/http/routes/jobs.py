@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -16,9 +16,11 @@ from fairlead.control.follower import FollowedPartition
 from fairlead.control.partition import PartitionService, accepted_in
 from fairlead.core.arrays import MAX_TASKS
 from fairlead.core.commands import (
+    Command,
     HoldJob,
     Kill,
     Origin,
+    Past,
     ReleaseJob,
     Requeue,
     Scale,
@@ -26,14 +28,14 @@ from fairlead.core.commands import (
     StopTasks,
     Submit,
 )
-from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
+from fairlead.core.documents import MAX_AFTER, MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, check_amounts, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.intake.lookup import is_owner
-from fairlead.core.model import Job, JobSpec
+from fairlead.core.model import Job, JobSpec, JobState, after_of
 from fairlead.core.ranges import Ranges
 from fairlead.core.reader import MAX_COMPARED, Reader, nearest_name
-from fairlead.core.resources import MEMORY, SECOND, parse_count, shown
+from fairlead.core.resources import SECOND, parse_count, shown
 from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
@@ -82,6 +84,7 @@ def submission(
     cache: SpecCache,
     field: str = "",
     origin: Origin | msgspec.UnsetType = msgspec.UNSET,
+    past: Past = (),
 ) -> Submit:
     """Return the command that submits a document. The job's user is the caller; only operators may name another."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
@@ -93,31 +96,40 @@ def submission(
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
-        _check_memory(spec, field)
-    return Submit(spec=spec, id=chosen or "", origin=origin, **caller_fields(request, key))
+        for at, stage in enumerate(spec.stages):
+            check_amounts(stage.resources, f"{field}.stages[{at}].resources" if field else f"stages[{at}].resources")
+    return Submit(spec=spec, id=chosen or "", origin=origin, past=past, **caller_fields(request, key))
 
 
-LEAST_MEMORY = 2**20
-
-
-def _check_memory(spec: JobSpec, field: str) -> None:
-    """Refuse memory that is too small for a process, because its unit was forgotten."""
-    for at, stage in enumerate(spec.stages):
-        memory = dict(stage.resources).get(MEMORY, 0)
-        if 0 < memory < LEAST_MEMORY:
-            place = f"{field}.stages[{at}]" if field else f"stages[{at}]"
-            remedy = f"write {memory}Gi or {memory}Mi if that is meant" if memory < 1024 else "write at least 1Mi"
-            raise Refused(f"{place}.resources.memory", f"{memory} bytes are too little for a process; {remedy}")
+async def past_of(request: Request, served: PartitionService, documents: Iterable[object]) -> Past:
+    """Return the jobs in `after` of these documents that only the history knows, with their states."""
+    past: dict[str, JobState] = {}
+    for document in documents:
+        names = document.get("after") if isinstance(document, dict) else None
+        for text in names[:MAX_AFTER] if isinstance(names, list) else ():
+            name = text.partition(":")[0] if isinstance(text, str) else ""
+            if name and name not in past and name not in served.partition.jobs:
+                row = await past_job(request, served.name, name)
+                if row is not None:
+                    past[name] = cast(JobState, row.state)
+    return tuple(past.items())
 
 
 @serves(op.Submit)
 async def submit(request: Request, asked: op.Submit) -> wire.Submitted:
     served = request.leader(asked)
     origin = Origin(served.now, request.header("traceparent"))
-    command = submission(request, asked.document, asked.key, {}, origin=origin)
+    past = await past_of(request, served, [asked.document])
+    command = submission(request, asked.document, asked.key, {}, origin=origin, past=past)
+    return await submitted(request, served, command)
+
+
+async def submitted(request: Request, served: PartitionService, command: Submit) -> wire.Submitted:
+    """Carry out a submission, and return the answer to the request."""
     accepted = await accepted_in(_offered(request.services, served, command))
     warnings = await why_never(served, [accepted.job])
-    return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
+    warning = accepted.note or warnings.get(accepted.job, "")
+    return wire.Submitted(job=accepted.job, partition=served.name, warning=warning)
 
 
 @serves(op.SubmitMany)
@@ -125,13 +137,14 @@ async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
     documents = _documents(asked.document)
     served = request.leader(asked)
     origin = Origin(served.now, request.header("traceparent"))
+    past = await past_of(request, served, documents)
     cache: SpecCache = {}
 
     def offer(document: object, at: int) -> Slot | wire.BatchItem:
         """Put a job into the inbox. Return the slot of its answer, or the answer if it is refused at once."""
         key = f"{asked.key}#{at}" if asked.key else ""
         try:
-            command = submission(request, document, key, cache, f"jobs[{at}]", origin)
+            command = submission(request, document, key, cache, f"jobs[{at}]", origin, past)
             return _offered(request.services, served, command)
         except (Refused, Unserved) as refusal:
             return wire.BatchItem(problem=problem_of(refusal))
@@ -144,7 +157,9 @@ async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
         entries = [pending.popleft() for _ in range(number)]
         answers = [entry if isinstance(entry, wire.BatchItem) else await _item(entry) for entry in entries]
         warnings = await why_never(served, [item.job for item in answers if item.job])
-        items.extend(msgspec.structs.replace(item, warning=warnings.get(item.job, "")) for item in answers)
+        items.extend(
+            msgspec.structs.replace(item, warning=item.warning or warnings.get(item.job, "")) for item in answers
+        )
 
     for at, document in enumerate(documents):
         pending.append(offer(document, at))
@@ -185,13 +200,18 @@ def checked(services: Services, served: PartitionService, command: Submit) -> in
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return None
+    check_visible(served, command, command.spec.after)
+    return services.quotas.check(served.name, served.partition.settings, command.spec)
+
+
+def check_visible(served: PartitionService, command: Command, after: tuple[str, ...], own: Container[str] = ()) -> None:
+    """Refuse dependencies on jobs of other users as if there were no such jobs. `own` are names of other jobs."""
     jobs = served.partition.jobs
-    for at, name in enumerate(command.spec.after):
+    for at, (name, _) in enumerate(after_of(after)):
         # The owner of a job never changes, so it can be read without waiting for the writer.
         earlier = jobs.get(name)
-        if earlier is not None and not is_owner(command, earlier):
+        if name not in own and earlier is not None and not is_owner(command, earlier):
             raise no_such_job(f"after[{at}]", name)
-    return services.quotas.check(served.name, served.partition.settings, command.spec)
 
 
 async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
@@ -224,7 +244,8 @@ def _warning(reason: Reason) -> str:
 
 async def _item(slot: Slot) -> wire.BatchItem:
     try:
-        return wire.BatchItem(job=(await accepted_in(slot)).job)
+        accepted = await accepted_in(slot)
+        return wire.BatchItem(job=accepted.job, warning=accepted.note)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
 

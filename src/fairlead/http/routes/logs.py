@@ -47,7 +47,7 @@ async def log(request: Request, asked: op.Log) -> Response:
         )
         if not source.node and await _copied_size(services, served.name, log_request) is None:
             source = source._replace(node=await _node_with(services, served, source, number, asked.index, user))
-        parts = aiter(_read(services, served.name, attempts, source, log_request))
+        parts = aiter(read_log(services, served.name, attempts, source, log_request))
         first = await _unless_gone(request, over, anext(parts))
     if first.problem and not asked.follow:
         raise Refused("log", first.problem, "conflict")
@@ -98,7 +98,7 @@ async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None
     return await attempts.following(after or 0, follow)
 
 
-async def _read(
+async def read_log(
     services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
 ) -> AsyncIterator[LogPart]:
     """Yield the log of an attempt, from its node, or from the server's copy if the node does not have it any more.

@@ -28,7 +28,7 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
         user = caller.user
     control = services.control
     served = [await control.reader(name) for name in ((asked.partition,) if asked.partition else control.names())]
-    report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition)
+    report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition, asked.used)
     async with services.report_turns.take(), services.reporting:
         taken = [await service.read(lambda state: running(state, control.now)) for service in served]
         await services.flush()
@@ -48,6 +48,10 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
         until=min(report.until, counted_until) / SECOND,
         rows=rows if groups else [],
         total=_used({}, report.total),
+        wasteful=[
+            wire.Wasteful(job=owner.job, partition=owner.partition, user=owner.user, cpu_hours=unused / HOUR, text=text)
+            for unused, owner, text in report.wasteful
+        ],
     )
 
 
@@ -80,4 +84,6 @@ def _used(group: dict[str, str], use: Use) -> wire.Used:
         wait_mean=None if mean is None else mean / SECOND,
         wait_median=None if median is None else median / SECOND,
         wait_95=None if most is None else most / SECOND,
+        cpu_hours_used=use.cpu_used / HOUR,
+        cpu_hours_had=use.cpu_had / HOUR,
     )

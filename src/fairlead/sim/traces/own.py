@@ -22,7 +22,7 @@ import msgspec
 from fairlead.core.changes import NodeSpec
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.errors import Refused
-from fairlead.core.model import Micros
+from fairlead.core.model import Micros, renamed
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import parse_duration, shown
 from fairlead.sim.traces.generate import generate, parse_workload
@@ -145,9 +145,7 @@ def _arrival(document: object, number: int, overrun: Overrun) -> Arrival:
         stages.append(stage)
     spec = parse_job({"name": job_id(name), **rest, "stages": stages})
     settled = [settle_overrun(stage, run, overrun) for stage, run in zip(spec.stages, durations, strict=True)]
-    spec = msgspec.structs.replace(
-        spec, stages=tuple(stage for stage, _ in settled), after=tuple(job_id(other) for other in spec.after)
-    )
+    spec = msgspec.structs.replace(spec, stages=tuple(stage for stage, _ in settled), after=renamed(spec.after, job_id))
     return Arrival(submit, name, spec, tuple(run for _, run in settled))
 
 

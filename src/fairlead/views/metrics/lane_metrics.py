@@ -10,6 +10,7 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from fairlead.core.changes import JobUpdatedUndo
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, text_of, whole_key
 from fairlead.core.state import Partition
@@ -38,21 +39,26 @@ class LaneFigures:
         tasks: dict[LaneKey, int] = {}
         for job in partition.jobs.values():
             for stage in job.stages:
-                if stage.waiting():
+                if stage.unstarted():
                     lane = (job.queue.path, stage.shape)
-                    tasks[lane] = tasks.get(lane, 0) + stage.waiting()
+                    tasks[lane] = tasks.get(lane, 0) + stage.unstarted()
         self._lanes = {lane: Figures(_asks(partition, lane), tasks.get(lane, 0)) for lane in tasks | partition.lanes}
 
     def follow(self, decided: Cycle) -> None:
         """Add the changes of a cycle."""
         partition = decided.plan.partition
         grown: dict[LaneKey, int] = {}
+        updates: list[JobUpdatedUndo] = []
         for change, before in decided.plan.done:
+            if isinstance(before, JobUpdatedUndo):
+                updates.append(before)
             for stage, more in change.demand(before):
                 lane: LaneKey = (stage.job.queue.path, stage.shape)
                 grown[lane] = grown.get(lane, 0) + more
                 if stage.job.whole:
                     grown.setdefault(whole_key(stage.job), 0)
+        for update in updates:
+            _leave_lanes(update, decided, grown)
         with self._lock:
             for lane, more in grown.items():
                 earlier = self._lanes.pop(lane, None)
@@ -75,6 +81,35 @@ class LaneFigures:
         if not rest:
             return first
         return first | {(OTHER, OTHER): Figures(*map(sum, zip(*rest, strict=True)))}
+
+
+def _leave_lanes(update: JobUpdatedUndo, decided: Cycle, grown: dict[LaneKey, int]) -> None:
+    """Move the pending tasks that an updated job had before the cycle from its earlier lanes to its present ones.
+
+    `grown` attributes all changes of the cycle to the present lanes. Of several updates, the first knows the lanes in
+    which the tasks were counted.
+    """
+    job = update.job
+    for stage, (_, shape, _, _) in zip(job.stages, update.stages, strict=True):
+        earlier: LaneKey = (update.queue.path, shape)
+        present: LaneKey = (job.queue.path, stage.shape)
+        done = decided.plan.done
+        came = sum(more for change, before in done for other, more in change.demand(before) if other is stage)
+        counted = 0 if _is_later(update, decided) else stage.unstarted() - came
+        grown[earlier] = grown.get(earlier, 0) - counted
+        grown[present] = grown.get(present, 0) + counted
+    shapes = tuple(sorted({shape for _, shape, _, _ in update.stages}, key=lambda shape: shape.key))
+    grown.setdefault((update.queue.path, shapes[0] if len(shapes) == 1 else shapes), 0)
+
+
+def _is_later(update: JobUpdatedUndo, decided: Cycle) -> bool:
+    """True if an earlier change of the cycle added or updated the job."""
+    for _change, before in decided.plan.done:
+        if before is update:
+            return False
+        if isinstance(before, JobUpdatedUndo) and before.job is update.job:
+            return True
+    return False
 
 
 def _asks(partition: Partition, key: LaneKey) -> int:

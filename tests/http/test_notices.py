@@ -1,0 +1,128 @@
+"""The ends of jobs are told: webhooks and mail, signed, tried again, and not to the network of the server."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import fairlead
+from fairlead.history.recorder import JobRow
+from fairlead.server.notices import Door, Undelivered, signature
+from tests.live import Up
+from tests.until import until
+
+JOB = JobRow("default", 7, "7", "train", "ann", "root.ml", "failed", "task main[0] failed", 1, 2_000_001, {"failed": 1})
+
+
+class Receiver:
+    """A web server that keeps what it gets, and answers with the next of `answers`, or 200."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.got.append((dict(self.headers), body))
+                self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
+                self.send_header("Location", "http://127.0.0.1:1/")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "100.64.0.1"],
+)
+def test_webhooks_do_not_reach_the_network_of_the_server(host: str) -> None:
+    with pytest.raises(Undelivered, match="is in the network of the server") as refusal:
+        Door().deliver(f"http://{host}:9/", JOB, "")
+    assert refusal.value.final
+
+
+def test_webhooks_are_signed_and_follow_no_redirect(receiver: Receiver) -> None:
+    door = Door(["127.0.0.0/8"])
+    door.deliver(receiver.url, JOB, "s3cret")
+    [(headers, body)] = receiver.got
+    at = int(headers["Fairlead-Signature"].partition(",")[0].removeprefix("t="))
+    assert hmac.compare_digest(headers["Fairlead-Signature"], signature("s3cret", at, body))
+    told = json.loads(body)
+    assert (told["job"], told["state"], told["tasks"]) == ("7", "failed", {"failed": 1})
+    assert told["text"] == "Job 7 (train) of ann failed: task main[0] failed"
+    for status, final in ((302, True), (404, True), (500, False)):
+        receiver.answers = [status]
+        with pytest.raises(Undelivered, match=f"it answered {status}") as refusal:
+            door.deliver(receiver.url, JOB, "")
+        assert refusal.value.final == final
+    assert "Fairlead-Signature" not in receiver.got[-1][0]
+    Door(["localhost"]).deliver(receiver.url.replace("127.0.0.1", "localhost"), JOB, "")
+
+
+def test_the_end_of_a_job_is_told_also_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:
+    mail = tmp_path / "sendmail"
+    mail.write_text(f'#!/bin/sh\ncat > {tmp_path}/mail\necho "$@" > {tmp_path}/arguments\n')
+    mail.chmod(0o755)
+    options = ("--name", "box", "--resource", "cpu=4", "--notify-allow", "127.0.0.1/32", "--sendmail", str(mail))
+    up = Up(tmp_path / "data", *options)
+    try:
+        up.until("node", "list", said="box")
+        up.run("secret", "set", "webhook", text="key")
+        up.run("run", "--notify", receiver.url, "--notify-on", "failure", "--", "true")
+        receiver.answers = [503] * 3
+        targets = ["--notify", receiver.url, "--notify", "mailto:ann@example.org"]
+        job = up.run("submit", "--name", "bad", *targets, "--", "sh", "-c", "exit 3").strip()
+        assert up.ask("wait", job).returncode == 1
+        until(lambda: receiver.got and (tmp_path / "arguments").exists())
+        up.interrupt()
+        receiver.answers = []
+        up.start()
+        until(lambda: len(receiver.got) > 1)
+        headers, body = receiver.got[-1]
+        assert json.loads(body)["job"] == job and headers["Fairlead-Signature"]
+        assert (tmp_path / "arguments").read_text() == "-i -- ann@example.org\n"
+        assert f"Subject: Job {job} (bad) failed" in (tmp_path / "mail").read_text()
+        assert all(json.loads(body)["job"] == job for _, body in receiver.got)
+        wrong = up.ask("submit", "--notify", "ftp://x", "--", "true")
+        assert wrong.returncode == 1 and "write https://host/path or mailto:ann@example.org" in wrong.stderr
+    finally:
+        up.close()
+
+
+def test_the_first_of_several_jobs_and_a_command_here(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        slow, quick = (up.run("submit", "--", "sleep", seconds).strip() for seconds in ("600", "0.2"))
+        line = f"echo $FAIRLEAD_JOB $FAIRLEAD_STATE > {tmp_path}/told"
+        assert up.run("wait", "--any", slow, quick, "--then", line) == f"{quick}: succeeded\n"
+        assert (tmp_path / "told").read_text() == f"{quick} succeeded\n"
+        late = up.ask("wait", "--any", slow, "--timeout", "1")
+        assert late.returncode == 124 and "none of 1 jobs has ended" in late.stderr
+        with fairlead.Client(up.url, up.token) as client:
+            client.kill(slow)
+    finally:
+        up.close()
