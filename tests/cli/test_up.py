@@ -68,10 +68,41 @@ def test_output_is_followed_from_attempt_to_attempt(up: Up) -> None:
     first, second = "fairlead: attempt 2 of task main[0]", "fairlead: attempt 3 of task main[0]"
     assert done.stderr.splitlines() == ["oops 1", first, "oops 2", second, "oops 3"]
     name = json.loads(up.run("ps", "--all", "--json"))[0]["id"]
-    assert up.run("logs", name) == "try 3\n"
-    assert up.run("logs", "--attempt", "1", name) == "try 1\n"
+    assert up.run("logs", name) == "try 3\noops 3\n"
+    assert up.run("logs", "--attempt", "1", "--stdout", name) == "try 1\n"
     assert up.run("logs", "--attempt", "2", "--stderr", name) == "oops 2\n"
     assert "has no attempt 4; it has 1, 2, 3" in up.ask("logs", "--attempt", "4", name).stderr
+
+
+def test_logs_of_several_tasks_and_the_last_words_of_failed_ones(up: Up) -> None:
+    script = 'echo out $FAIRLEAD_INDEX; echo "boom $FAIRLEAD_INDEX" >&2; test $FAIRLEAD_INDEX = 1'
+    name = up.run("submit", "--cpu", "0.1", "--array", "3", "--shell", "--", script).strip()
+    up.run("wait", name, code=1)
+    both = [f"main[{index}] {word} {index}" for index in range(3) for word in ("out", "boom")]
+    assert up.run("logs", name, "--all").splitlines() == both
+    assert sorted(up.run("logs", "-f", name, "--all").splitlines()) == sorted(both)
+    assert up.run("logs", name, "--failed", "--stderr").splitlines() == ["main[0] boom 0", "main[2] boom 2"]
+    assert up.run("logs", name, "--all", "--grep", "[bn].*[12]$").splitlines() == ["main[1] boom 1", "main[2] boom 2"]
+    shown = [json.loads(line) for line in up.run("logs", name, "--all", "--json", "--stdout").splitlines()]
+    assert [(each["index"], each["text"]) for each in shown] == [(0, "out 0\n"), (1, "out 1\n"), (2, "out 2\n")]
+    for command in ("show", "explain"):
+        assert "main[0] wrote last to standard error:\n  boom 0\n" in up.run(command, name)
+    for wrong, said in (
+        (("--all", "-i", "1"), "chooses one task"),
+        (("--failed", "-f"), "failed tasks write no more"),
+        (("--grep", "("), "is not a regular expression"),
+    ):
+        refused = up.ask("logs", name, *wrong)
+        assert refused.returncode == 2 and said in refused.stderr
+    assert "no task of job" in up.ask("logs", up.run("submit", "--cpu", "0.1", "true").strip(), "--failed").stderr
+
+
+def test_a_running_attempt_is_not_shown_with_the_failure_before_it(up: Up) -> None:
+    script = "test $FAIRLEAD_ATTEMPT = 2 || exit 7; sleep 600"
+    name = up.run("submit", "--cpu", "0.1", "--tries", "2", "--shell", "--", script).strip()
+    line = next(line for line in up.until("show", name, said=" running  2 ").splitlines() if line.startswith("main[0]"))
+    assert "exit code" not in line
+    up.run("kill", name)
 
 
 def test_users_take_turns_in_the_first_configuration(up: Up) -> None:
@@ -113,7 +144,7 @@ def test_output_goes_to_a_file(up: Up) -> None:
 def test_logs_of_an_array_say_which_task_is_shown(up: Up) -> None:
     job = up.run("submit", "--wait", "--array", "3", "--shell", "--", "echo $FAIRLEAD_INDEX").strip()
     done = up.ask("logs", job)
-    assert (done.stdout, done.stderr) == ("0\n", "fairlead: task 0 of 3 tasks; -i shows another\n")
+    assert (done.stdout, done.stderr) == ("0\n", "fairlead: task 0 of 3 tasks; -i shows another, --all shows all\n")
     done = up.ask("logs", job, "-i", "0")
     assert (done.stdout, done.stderr) == ("0\n", "")
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 SHOWN = 1_000
 """Largest number of tasks that `show` lists by default."""
+FAILED_SHOWN, LAST_LINES, LAST_BYTES = 2, 5, 2_000
+"""Failed tasks whose last output is shown, and how many lines and bytes of it."""
+LIVE = frozenset(("assigned", "running", "stopping"))
 
 
 class ListOptions(JobFilters):
@@ -107,6 +110,7 @@ def show(
         view = client.job(job)
         tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
         attempts = [] if common.as_json and not view.forgotten else _attempts(client, job)
+        errors = [] if common.as_json else list(_last_errors(client, view, tasks))
     if cut:
         say_cut(limit, f"of {sum(stage.count for stage in view.stages)} tasks")
     if common.as_json:
@@ -117,6 +121,8 @@ def show(
         _print_attempts(attempts)
     else:
         _print_tasks(tasks, _past(tasks, attempts, limit))
+    for line in errors:
+        print_text(line)
 
 
 def _show_usage(client: Client, job: str, limit: int, common: Common) -> None:
@@ -214,12 +220,41 @@ def _print_tasks(tasks: list[wire.Task], past: Past) -> None:
             task.state,
             task.attempt,
             *past.get((task.stage, task.index), (task.node or "", clock(task.started), ago(task.started))),
-            _code(task.exit_code),
-            task.reason or task.note,
+            _code(task.exit_code) if task.state not in LIVE else "",
+            _note(task),
         )
         for task in tasks
     ]
     print_table(("TASK", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _note(task: wire.Task) -> str:
+    """Return what is said beside a task. How its last attempt ended is not said beside one that runs."""
+    if task.state in LIVE:
+        return task.note
+    before = "last attempt: " if task.state in ("waiting", "pending") and task.reason and task.attempt else ""
+    return f"{before}{task.reason}" if task.reason else task.note
+
+
+def _last_errors(client: Client, job: wire.Job, tasks: list[wire.Task] | None = None) -> Iterator[str]:
+    """Yield the last lines that failed tasks of a job wrote to standard error, or else to standard output."""
+    from fairlead.client import Problem
+
+    if job.forgotten or not any(stage.ended.get("failed") for stage in job.stages):
+        return
+    if tasks is None:
+        tasks, _ = first(SHOWN, client.tasks(job.id))
+    for task in [task for task in tasks if task.state == "failed" and task.attempt][:FAILED_SHOWN]:
+        for stream, name in (("err", "standard error"), ("out", "standard output")):
+            try:
+                told = b"".join(client.log(job.id, task.stage, task.index, stream, offset=-LAST_BYTES))
+            except Problem:
+                break  # it has no log, or its node is away
+            lines = told.decode("utf-8", "replace").rstrip().split("\n")[-LAST_LINES:]
+            if any(lines):
+                yield f"{task.stage}[{task.index}] wrote last to {name}:"
+                yield from (f"  {line}" for line in lines)
+                break
 
 
 def _indices(flat: list[int]) -> str:
@@ -257,11 +292,12 @@ def explain(job: JobName, common: Common) -> None:
     """
     with common.client() as client:
         found = client.explain(job)
+        errors = [] if common.as_json else list(_last_errors(client, client.job(job)))
     told = ("last attempt", "on loan")  # the sentence has them whole
     causes = [cause.text for cause in found.causes if cause.code not in told]
     if not found.waiting and len(causes) == 1:
         causes = []
-    lines = [found.sentence, *causes, *waiting_lines(found.waiting)]
+    lines = [found.sentence, *causes, *waiting_lines(found.waiting), *errors]
     common.show(found, lines)
 
 
