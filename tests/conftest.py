@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -14,6 +13,7 @@ from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
 from fairlead.core.policy.victim_sets import VICTIMS
+from tests.packages import NO_TORCH, torch_python
 from tests.postgres import MISSING, Postgres, programs, running
 from tests.web.browser import missing as no_browser
 from tests.web.browser import unchecked
@@ -33,8 +33,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(no_browser())
     if unchecked():
         terminalreporter.write_line(unchecked())
-    if find_spec("torch") is None:
-        terminalreporter.write_line("tests of torch left out: it is not installed; uv pip install torch installs it")
+    if not torch_python():
+        terminalreporter.write_line(NO_TORCH)
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,19 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 Found = TypeVar("Found")
 
 SECONDS = 400
+NO_TORCH = "tests of torch left out: as root, `apt-get install python3-torch` installs it, or `uv pip install torch`"
 AGAIN = 3600
 """Seconds after which a failed installation is tried again."""
 
@@ -36,3 +40,13 @@ def _install(packages: tuple[str, ...]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *packages]):
         subprocess.run(["apt-get", *command], env=environment, capture_output=True, timeout=SECONDS, check=False)
+
+
+@cache
+def torch_python() -> str:
+    """Return a Python that has torch: this one or that of the system; "" without one."""
+    if find_spec("torch") is not None:
+        return sys.executable
+    system = shutil.which("python3", path="/usr/bin")
+    find = "import sys, importlib.util; sys.exit(importlib.util.find_spec('torch') is None)"
+    return system if system and not subprocess.run([system, "-c", find], check=False).returncode else ""
