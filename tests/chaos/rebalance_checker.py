@@ -11,7 +11,8 @@ A queue is **deprived** if all of this is true:
   that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
 It may be deprived for `rebalance_after`, twice `preempt_grace` and some slack without a break. The time starts anew
-when tasks stop for an ask of the queue, which may be killed before it starts, and with a new writer. Time while the
+when tasks stop for an ask of the queue, which may be killed before it starts, when these stops end or are overdue, and
+with a new writer. Time while the
 partition is not ready does not count. Not considered as the waiting ask: jobs that start whole, and stages with `near`
 or `apart`.
 
@@ -65,6 +66,8 @@ class LoanChecker:
         """Queue → since when it has been deprived."""
         self._waits: dict[int, Micros] = {}
         """Owner → since when it has been kept waiting."""
+        self._stops: dict[int, list[str]] = {}
+        """Tasks that stop for queues, by allocation. What they free is expected, and may use up a limit."""
         self._ready_at: Micros = 0
 
     def began(self, partition: Partition) -> None:
@@ -80,8 +83,8 @@ class LoanChecker:
     def decided(self, plan: Plan) -> None:
         """Restart the times of queues for which tasks were stopped, and check these tasks. `look` must follow."""
         _check_runtimes(plan)
-        for queue in _served(plan):
-            self._since.pop(queue.path, None)
+        for number, queues in _served(plan):
+            self._stops[number] = [queue.path for queue in queues]
 
     def look(self, partition: Partition, now: Micros, settled: bool = True) -> None:
         """Update the times of deprived queues. Check them if `settled`: no cycle follows at once."""
@@ -92,6 +95,11 @@ class LoanChecker:
         if not partition.readiness.ready or not on:
             return
         self._look_at_owners(partition, now, settled)
+        for number, paths in list(self._stops.items()):
+            for path in paths:
+                self._since.pop(path, None)
+            if not _is_coming(partition, number, now):
+                del self._stops[number]
         reasons = deprived(partition, now)
         self._since = {path: self._since.get(path, now) for path in reasons}
         bound = settings.rebalance_after + 2 * settings.preempt_grace + SLACK
@@ -133,14 +141,14 @@ def _check_runtimes(plan: Plan) -> None:
             )
 
 
-def _served(plan: Plan) -> Iterator[Queue]:
-    """Yield the queues for which tasks were stopped."""
+def _served(plan: Plan) -> Iterator[tuple[int, list[Queue]]]:
+    """Yield the allocations that were stopped, with the queues that they were stopped for."""
     partition = plan.partition
     for change, _ in plan.done:
         if isinstance(change, Stopped) and change.cause == "preempt":
             kind, _, name = change.stopped_for.partition(" ")
             leaf = partition.queues[name] if kind == "queue" else partition.jobs[name].queue
-            yield from leaf.line()
+            yield change.into or change.allocation, leaf.line()
 
 
 def deprived(partition: Partition, now: Micros) -> dict[str, str]:
@@ -222,14 +230,18 @@ def _rooms_without_stopping(partition: Partition, now: Micros) -> Rooms:
     """Return the free capacity after stopping tasks have ended."""
     rooms = Rooms(partition)
     for allocation in partition.allocations.values():
-        if (
-            allocation.state == "stopping"
-            and not allocation.slots
-            and now <= allocation.since + partition.settings.preempt_grace + MARGIN
-        ):
+        if not allocation.slots and _is_coming(partition, allocation.id, now):
             tasks = len(indices(allocation.indices))
             rooms.end(allocation.node, allocation.stage.shape, tasks, allocation.devices)
     return rooms
+
+
+def _is_coming(partition: Partition, number: int, now: Micros) -> bool:
+    """True if an allocation stops, and is not overdue."""
+    allocation = partition.allocations.get(number)
+    if allocation is None or allocation.state != "stopping":
+        return False
+    return now <= allocation.since + partition.settings.preempt_grace + MARGIN
 
 
 class _Use:

@@ -108,3 +108,22 @@ def test_a_claimant_waits_no_longer_than_min_runtime_for_tasks_that_follow_each_
     assert not w.placements("high")
     w.advance(2)
     assert w.placements("high")
+
+
+def test_a_claim_that_uses_the_last_of_max_jobs_opens_the_lane_behind_a_job_that_may_not_start_any_more() -> None:
+    own = {"share": 50, "order": "fifo", "max_jobs": 1, "guarantee": {"cpu": 2}}
+    w = world(queues={"root": {"lender": {"share": 50}, "own": own}})
+    w.node("plain", cpu=2)
+    w.node("gpu", cpu=2, gpu=1)
+    w.submit(name="first", queue="root.own", stages=[stage(2)])
+    w.advance(1)
+    w.submit(name="loan", queue="root.lender", stages=[stage(2)])
+    w.advance(1)
+    w.submit(name="large", queue="root.own", stages=[stage(1, count=3)])
+    stages = [stage(1, count=2), {**stage(1), "name": "g", "resources": {"cpu": 1, "gpu": 1}}]
+    w.submit(name="claims", queue="root.own", stages=stages)
+    w.submit(name="more", queue="root.lender", stages=[stage(2)])
+    w.advance(1)
+    w.finish("first")
+    w.advance(1)
+    assert len(w.placements("claims")) == 3 and not w.placements("more")

@@ -9,7 +9,7 @@ or one gang. A job that starts whole is one gang over all its stages.
 
 from __future__ import annotations
 
-from fairlead.core.admission import blocks_lane, refusal
+from fairlead.core.admission import blocks_lane, is_bounded, refusal
 from fairlead.core.ahead.conservative import Conservative
 from fairlead.core.ahead.easy import Backfill, has_turned_late, resume
 from fairlead.core.ahead.reserve import packs
@@ -289,14 +289,15 @@ class Round:
         """Stop tasks for an ask without capacity. Done in its turn, so that later asks cannot take what it will use.
 
         If an ask with held nodes can still start, the claim waits until after match, because that start may release
-        enough capacity.
+        enough capacity. If the claimant counts as a running job, other asks of its queue may not start any more, and
+        those behind them have their turn in a new round.
         """
         if self._holder_can_start(ask):
             return
         earmark = self.partition.earmark_of(ask.seq)
         if claims.make(lane, ask):
             self.plan.unsettled = True
-            self._starter.released = earmark is not None
+            self._starter.released = earmark is not None or is_bounded(self.partition, ask.stage.job)
             self.partition.derived.index.refresh()
             for any_lane in self.partition.lanes.values():
                 any_lane.memory.moved = True  # stopped gangs have new asks
