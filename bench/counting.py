@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from bench.harness import ROOT
 
@@ -31,7 +32,11 @@ def run(case: str, decide: bool) -> None:
     from fairlead.sim.traces.generate import Workload, generate
     from fairlead.sim.traces.trace import cpu_node
 
-    backlogs = {"gangs": (deciding.GANG, 100), "singles": (deciding.SINGLES, 4_000), "mix": (deciding.MIX, 1_200)}
+    backlogs: dict[str, tuple[Any, ...]] = {
+        "gangs": (deciding.GANG, 100),
+        "singles": (deciding.SINGLES, 4_000),
+        "mix": (deciding.MIX, 1_200, "pack"),
+    }
     if case in backlogs:
         with deciding._waiting(500, *backlogs[case]) as world:
             if decide:
