@@ -30,7 +30,7 @@ from fairlead.core.commands import AddNode, Configure, RegisterManager, Report, 
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.model import NEW, JobSpec
 from fairlead.core.plan import Plan
-from fairlead.core.settings import DEFAULT_QUEUES, PartitionConfig, PartitionSettings
+from fairlead.core.settings import PartitionConfig, PartitionSettings, QueueSettings
 from fairlead.core.state import Partition
 from fairlead.journal.codec import encode
 from fairlead.journal.sql import SqliteJournal, Synchronous
@@ -39,7 +39,7 @@ from fairlead.writer.writer import Writer
 Item = TypeVar("Item")
 
 PARTITION = "default"
-PLAIN = PartitionConfig(PartitionSettings(), DEFAULT_QUEUES)
+PLAIN = PartitionConfig(PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100))))
 BATCH = 100
 GANG = 64
 PER_NODE = 8

@@ -59,9 +59,9 @@ def comes_before(
 ) -> bool:
     """True if the ask `one` is certainly tried before `other`, of the same queue.
 
-    `more` are tasks that count as started. With `order: priority` this is certain only if `one` is behind `other`
-    neither in priority nor in kind; then a replacement that a gang needs comes first. With an ordering policy of
-    another package it is never certain.
+    `more` are tasks that count as started. With `order: priority`, and among the jobs of one user with `fair`, this is
+    certain only if `one` is behind `other` neither in priority nor in kind; then a replacement that a gang needs comes
+    first. With an ordering policy of another package it is never certain.
     """
     settings = one.stage.job.queue.settings
     places = [(ask.round, -ask.front) for ask in (one, other)]
@@ -70,18 +70,33 @@ def comes_before(
     kinds = [NEW if ask.kind == SCALE and not settings.scale_first else ask.kind for ask in (one, other)]
     jobs = (one.stage.job, other.stage.job)
     ages = [(ask.asked, ask.place, ask.seq) for ask in (one, other)]
-    if settings.order == "priority":
+    if settings.order == "fair" and jobs[0].spec.user != jobs[1].spec.user:
+        return uses.compare(partition, one, other, list(more)) < 0
+    live = [0, 0]
+    if settings.order in ("fair", "jobs"):
+        live = [job.live + sum(tasks for stage, tasks in more if stage.job is job) for job in jobs]
+    if settings.order in ("priority", "fair"):
         if is_missed(one) != is_missed(other):
             return is_missed(one) and kinds[0] <= kinds[1] and jobs[0].priority >= jobs[1].priority
         if kinds[0] > kinds[1] or jobs[0].priority < jobs[1].priority:
             return False
-        return (kinds[0], -jobs[0].priority, ages[0]) < (kinds[1], -jobs[1].priority, ages[1])
-    if settings.order == "fair" and jobs[0].spec.user != jobs[1].spec.user:
-        return uses.compare(partition, one, other, list(more)) < 0
-    if settings.order in ("fair", "jobs"):
-        live = [job.live + sum(tasks for stage, tasks in more if stage.job is job) for job in jobs]
+        return (kinds[0], -jobs[0].priority, live[0], ages[0]) < (kinds[1], -jobs[1].priority, live[1], ages[1])
+    if settings.order == "jobs":
         return (kinds[0], live[0], ages[0]) < (kinds[1], live[1], ages[1])
     return settings.order == "fifo" and (kinds[0], ages[0]) < (kinds[1], ages[1])
+
+
+def set_aside(partition: Partition, without: Ask | None = None) -> Iterator[tuple[Stage, int]]:
+    """Yield the tasks for which nodes are set aside until loans end. They count as use of their queues."""
+    for hold in partition.holds.values():
+        ask = partition.ask_of_earmark(hold) if hold.recalled else None
+        if ask is None or ask is without:
+            continue
+        needs = together(ask)
+        if not ask.whole and sum(tasks for _, tasks in needs) == 1:
+            yield ask.stage, min(ask.count, sum(tasks for _, _, tasks in hold.places))
+        else:
+            yield from needs
 
 
 # -- permission --------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_server_that_was_killed_is_started_again_by_up(up: Up) -> None:
 
 def test_priority(up: Up) -> None:
     job = up.run("submit", "--cpu", "0.1", "sleep", "600").strip()
-    note = "it does not decide which job of queue root.default starts first, because the order there is fair"
+    note = "it passes only jobs of the same user, because users take turns in queue root.default"
     assert up.run("priority", job, "7") == f"{job}: priority 7; {note}\n"
     assert json.loads(up.run("show", "--json", job))["job"]["priority"] == 7
     assert up.run("priority", job, "--", "-3") == f"{job}: priority -3; {note}\n"

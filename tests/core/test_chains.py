@@ -421,7 +421,7 @@ def test_one_asked_back_that_has_the_room_by_now_returns_as_well() -> None:
 
 
 def test_what_returns_stands_where_it_stood() -> None:
-    w = world()
+    w = world(queues={"root": {"default": {"order": "priority"}}})
     job = in_chain(w, tasks=6)
     w.submit(name="later", stages=array(3))
     w.drain("n0")

@@ -126,7 +126,7 @@ def test_the_minimum_of_each_stage_starts_together_and_the_rest_as_room_comes(ma
 
 
 def test_the_rest_keeps_the_age_of_the_whole(make: MakeWorld) -> None:
-    w = make(nodes=1, cpu=2)
+    w = make(nodes=1, cpu=2, queues={"root": {"default": {"order": "priority"}}})
     filler = w.submit(name="filler", stages=[stage("w", 2)])
     w.cycle()
     job = whole(w, stage("a", 2, min=1), stage("b", 1))

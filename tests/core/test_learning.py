@@ -118,7 +118,7 @@ def test_backfill_uses_what_was_learned() -> None:
 
 def test_one_that_could_hold_up_the_head_for_too_long_waits() -> None:
     """By what was learned it ends in time; by what was submitted, the head could wait for two hours more."""
-    w = world()
+    w = world(queues={"root": {"default": {"order": "priority"}}})
     run(w, 20, name="short", user="ann")
     w.submit(name="now", user="bob", stages=[stage(3, estimate=100)])
     w.advance(0)

@@ -57,7 +57,7 @@ def test_users_share_a_lane_while_every_node_takes_all() -> None:
 def test_lanes_of_two_users_are_shown_as_one() -> None:
     """A shape is shown without its user: views and metrics add up the lanes of one queue and shape."""
     metrics = Metrics()
-    w = World(observers=[metrics])
+    w = World({"queues": {"root": {"default": {"order": "priority"}}}}, observers=[metrics])
     w.node("desk", cpu=1, users=["cem"])
     for user in ("ann", "bob", "ann"):
         _submit(w, user)

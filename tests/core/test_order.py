@@ -191,7 +191,7 @@ def test_a_flood_goes_on_behind_replacements_that_are_not_needed() -> None:
     assert len(w.placements("gang")) == 8 and sum(len(w.placements(job)) for job in low) == 3
 
 
-@pytest.mark.parametrize("how", ["fifo", "fair"])
+@pytest.mark.parametrize("how", ["fifo", "jobs"])
 def test_other_orders_go_by_kind_first(how: str) -> None:
     w = World({"queues": {"root": {"q": {"order": how}}}})
     w.nodes(3, cpu=1)

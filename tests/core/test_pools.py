@@ -87,7 +87,7 @@ def test_a_pool_grows_from_no_nodes() -> None:
 
 
 def test_what_is_coming_is_shared() -> None:
-    w = World()
+    w = World({"queues": {"root": {"default": {"order": "priority"}}}})
     w.pool("p", node={"cpu": 4}, max=10)
     first = array(w, 2)
     w.cycle()

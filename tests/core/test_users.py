@@ -139,8 +139,8 @@ def test_a_gang_is_one_turn() -> None:
     assert running(w, gang, other, later) == (8, 8, 0)
 
 
-def test_priority_orders_no_asks_but_preempts() -> None:
-    """Users come first; within a user the job with the fewest tasks. A high priority still claims."""
+def test_priority_orders_no_users_but_preempts() -> None:
+    """Users take turns, whatever the priorities of their jobs. A high priority still claims."""
     w = world()
     w.nodes(1, cpu=4)
     low = many(w, "ann", 100)

@@ -124,7 +124,10 @@ ROOT = "partitions: [{name: default, queues: [{name: root, submitacl: '*', %s}]}
         ),
         (ROOT % "properties: {preemption.delay: 10s}", "properties.preemption.delay: preemption has no delay"),
         (ROOT % "properties: {odd: x}", "properties.odd: there is no such setting"),
-        (ROOT % "properties: {application.sort.policy: fair}", "the order fair does not look at priorities"),
+        (
+            ROOT % "properties: {application.sort.policy: fair}",
+            "the order fair compares priorities of one user only",
+        ),
         (ROOT % "properties: {application.sort.policy: stateaware}", "stateaware is read as fifo"),
         (ROOT % "childtemplate: {maxapplications: 1}", "childtemplate: queues are not made on demand"),
         (ROOT % "parent: true", "parent: the queue has no queues below it"),

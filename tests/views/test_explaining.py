@@ -243,7 +243,7 @@ def test_a_dry_run_starts_waits_or_never_starts() -> None:
 
 def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead.views.summaries.WALKED", 2)
-    w = World()
+    w = World({"queues": {"root": {"default": {"order": "priority"}}}})
     w.nodes(1, cpu=1)
     jobs = [w.submit(stages=[stage(2, minimum=1)]) for _ in range(5)]
     w.cycle()

@@ -100,9 +100,7 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
     pools: tuple[tuple[str, PoolSettings], ...] = ()
 
 
-DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
-"""The queues of a configuration that names none."""
-DEFAULT_CONFIG = PartitionConfig(
-    PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
-)
-"""The configuration of a new installation: users take turns in its queue."""
+DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
+"""The queues of a configuration that names none: one, in which users take turns."""
+DEFAULT_CONFIG = PartitionConfig(PartitionSettings(), DEFAULT_QUEUES)
+"""The configuration of a new installation, and of an empty file."""

@@ -219,7 +219,7 @@ def _order(
     if not parent and order != "priority":
         queue["order"] = order
     if SORT in own and policy == "fair" and by_priority:
-        warnings.add(read.at(SORT), "the order fair does not look at priorities")
+        warnings.add(read.at(SORT), "the order fair compares priorities of one user only")
     if SORT in own and policy == "stateaware":
         warnings.add(read.at(SORT), "stateaware is read as fifo")
 

@@ -439,10 +439,14 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     if priority > job.priority:
         need_priority(command, job.queue, priority)
     plan.do(JobPrioritised(job.id, priority))
-    if job.queue.order.by_priority:
-        return Accepted()
-    first = f"it does not decide which job of queue {job.queue.path} starts first"
-    return Accepted(note=f"priority {priority}; {first}, because the order there is {job.queue.settings.order}")
+    order, name = job.queue.order, job.queue.settings.order
+    if not order.by_priority:
+        first = f"it does not decide which job of queue {job.queue.path} starts first"
+        return Accepted(note=f"priority {priority}; {first}, because the order there is {name}")
+    if order.by_user:
+        turns = f"because users take turns in queue {job.queue.path}"
+        return Accepted(note=f"priority {priority}; it passes only jobs of the same user, {turns}")
+    return Accepted()
 
 
 # -- asks ------------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ def by_fewest_running(ask: Standing) -> Key:
     return (ask.kind, ask.running, ask.asked)
 
 
+def by_priority_and_fewest_running(ask: Standing) -> Key:
+    return (not ask.below_min, -ask.priority, *by_fewest_running(ask))
+
+
 class Order(msgspec.Struct, frozen=True):
     key: Callable[[Standing], Key]
     by_running: bool = False
@@ -71,7 +75,7 @@ ORDERS: Registry[Order] = Registry(
     {
         "priority": Order(by_priority, by_min=True),
         "fifo": Order(first_in_first_out),
-        "fair": Order(by_fewest_running, by_running=True, longest_first=True, by_user=True),
+        "fair": Order(by_priority_and_fewest_running, by_running=True, by_min=True, longest_first=True, by_user=True),
         "jobs": Order(by_fewest_running, by_running=True, longest_first=True),
     },
 )
