@@ -2,7 +2,8 @@
 
 A queue is **deprived** if all of this is true:
 
-- it uses less than it is entitled to, also counting what is promised to it, and the spread among its siblings is over
+- it uses less than it is entitled to, also counting what is promised to it and the tasks of its other asks for which
+  nodes are set aside, and the spread among its siblings is over
   `rebalance_threshold`, if that is set; otherwise, one of its siblings has a share;
 - the first ask of one of its lanes that may start has no room, and will have none when the tasks that stop are gone. A
   task counts as stopping for `preempt_grace` and a margin;
@@ -37,7 +38,7 @@ from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from tests.chaos.checkers import need
-from tests.chaos.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
+from tests.chaos.rules import Rooms, has_one_shape, is_unpreemptible, set_aside, together, waits_whole
 from tests.chaos.tasks import Micros, indices
 
 MARGIN: Micros = MINUTE
@@ -157,7 +158,9 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
     free, coming = Rooms(partition), _rooms_without_stopping(partition, now)
     waiting = [ask for ask in _first_asks(partition) if not free.whole(ask)]
     wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
-    expected = _Use(partition, claims=True)
+    expected, with_holds = _Use(partition, claims=True), _Use(partition, claims=True)
+    for stage, tasks in set_aside(partition):
+        with_holds.add(stage, tasks)
     reasons: dict[str, str] = {}
     for parent in partition.queues.values():
         children = list(parent.children.values())
@@ -175,6 +178,9 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
         for child in lacking:
             for ask in waiting:
                 if child not in ask.stage.job.queue.line() or ask.seq in partition.promises or coming.whole(ask):
+                    continue
+                recalled = ask.seq in partition.holds and partition.holds[ask.seq].recalled
+                if not recalled and with_holds.of(child) >= rights.of(child):
                     continue
                 helpers = _helpers(partition, now, parent, ask, [unit for unit in units if child not in unit.line])
                 if helpers:
@@ -198,7 +204,7 @@ def kept_waiting(partition: Partition, now: Micros) -> dict[int, str]:
             continue
         for parent, child in pairwise(line):
             use = _Use(partition, claims=True)
-            for stage, tasks in together(ask):
+            for stage, tasks in (*together(ask), *set_aside(partition, without=ask)):
                 use.add(stage, tasks)
             if not _has_shares(parent) or use.of(child) > rights.of(child):
                 continue

@@ -8,6 +8,7 @@ whole on the nodes kept for it and on unreserved nodes. It has an earlier turn
 
 - in the same leaf queue, if its place in the order is before that of the other;
 - in another leaf, if at the level where the two paths differ its queue is below its entitlement and the other's is not.
+  Tasks for which nodes are set aside until loans end count as use.
 
 Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
 since the first start. Some cases are left out, because a count of tasks does not decide them: as the ask that is passed
@@ -49,6 +50,7 @@ from tests.chaos.rules import (
     refusal,
     refusal_to_claim,
     refusal_to_wait_behind,
+    set_aside,
     together,
     waits_whole,
 )
@@ -394,9 +396,18 @@ class _Turns:
             rights = self.partition.entitlements()
             # Tasks of a batch are booked late: at their turns, their queue used less than it does now.
             on_loan = lent.path in self._on_loan if in_batch else rights.used(lent) >= rights.of(lent)
-            if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
+            if on_loan and rights.share(entitled) and self._use_with_holds(entitled) < rights.of(entitled):
                 text = f"{what} waits in queue {entitled.path}, which is below its entitlement: {lent.path} is not"
                 self._suspects.append((entitled, text))
+
+    def _use_with_holds(self, queue: Queue) -> int:
+        """Return the use of a queue, counting the tasks for which nodes are set aside."""
+        used, many = dict(queue.account.used), queue.account.tasks
+        for stage, tasks in set_aside(self.partition):
+            for name, amount in stage.shape.key.resources if queue in stage.job.queue.line() else ():
+                used[name] = used.get(name, 0) + amount * tasks
+            many += tasks if queue in stage.job.queue.line() else 0
+        return self.partition.entitlements().measure(used, many)
 
     def _is_blocked(self, passed: _Passed) -> bool:
         """True if an earlier ask of the lane might start, because only the head of a lane is tried."""

@@ -268,7 +268,8 @@ def test_a_gang_that_nodes_are_held_for_takes_loans_back() -> None:
 
 def test_what_has_just_been_placed_is_taken_back_a_second_later() -> None:
     """Rebalance is due in a cycle that lends once more, and only the new loan and an older one together help."""
-    w = World({"rebalance_threshold": 20, "rebalance_after": "1min", "min_runtime": "0s", "place": "spread"})
+    config = {"rebalance_threshold": 20, "rebalance_after": "1min", "min_runtime": "0s", "place": "spread"}
+    w = World({**config, "recall_after": "0s"})
     w.queue("root.a", share=50)
     w.queue("root.b", share=50)
     one = [{"name": "s", "resources": {"cpu": 1}}]
@@ -531,3 +532,18 @@ def test_the_oldest_task_of_an_array_returns_a_loan_if_the_newest_is_on_a_held_n
     w.submit(name="other", user="bob", queue="root.a", stages=[{"array": 9, "resources": {"cpu": 1}}])
     w.advance(600)
     assert running(w, "a", "b") == [1, 2]
+
+
+def test_loans_stop_for_the_oldest_ask_of_a_queue_first() -> None:
+    """The lanes of a queue are served by priority and age, not by the names of their shapes."""
+    w = World({"queues": {"root": {"owner": {"share": 50}, "lender": {"share": 50}}}, "recall_after": "0s"})
+    for rack in ("a", "b"):
+        w.node(rack, cpu=4, labels={"rack": rack})
+    w.submit(queue="root.lender", stages=[{"count": 8, "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    large = w.submit(queue="root.owner", stages=[{"resources": {"cpu": 4}, "selectors": {"rack": "a"}}])
+    w.advance(10)
+    stage = {"count": 4, "min": 1, "resources": {"cpu": 1}, "selectors": {"rack": "b"}}
+    small = w.submit(queue="root.owner", stages=[stage])
+    w.advance(120)
+    assert w.placements(large) and not w.placements(small)

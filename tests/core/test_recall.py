@@ -211,3 +211,85 @@ def test_nodes_set_aside_count_when_they_are_held_for_a_starving_ask() -> None:
         w.advance(5)
     w.advance(60)
     assert w.holds() == {"n0": [("first", "main", 1)], "n1": [("owner", "main", 1)]}
+
+
+def later_small_jobs(w: World) -> tuple[str, list[str], str]:
+    """Fill two nodes with loans; when one is set aside for a job of half the cluster, ask for small ones.
+
+    Then two loans end on the other node. Returns the large job, the small ones, and the node.
+    """
+    w.nodes(2, cpu=4)
+    loans = [w.submit(queue="root.lender", stages=[{"resources": {"cpu": 1}}]) for _ in range(16)]
+    w.cycle()
+    w.advance(10)
+    large = ask(w, "root.owner", resources={"cpu": 4})
+    w.advance(2)
+    (node,) = w.holds()
+    small = [ask(w, "root.owner", resources={"cpu": 1}) for _ in range(4)]
+    w.advance(2)
+    for loan in [loan for loan in loans if set(w.placements(loan).values()) - {node}][:2]:
+        w.finish(loan)
+        w.advance(2)
+    return large, small, node
+
+
+QUEUES = {"root": {"owner": {"share": 50}, "lender": {"share": 50}}}
+
+
+def test_later_jobs_of_the_queue_do_not_use_up_the_share_that_is_set_aside() -> None:
+    w = World({"queues": QUEUES, "rebalance_after": "0s"})
+    large, small, node = later_small_jobs(w)
+    assert not any(w.placements(job) for job in small)
+    for allocation in list(w.partition().allocations.values()):
+        if w.partition().nodes.find(node) == allocation.node:
+            w.finish(allocation.stage.job.id)
+    w.advance(1)
+    assert w.placements(large)
+
+
+def test_loans_stop_for_the_job_that_waited_first() -> None:
+    w = World({"queues": QUEUES})
+    large, small, _ = later_small_jobs(w)
+    w.advance(100)
+    assert w.placements(large) and not any(w.placements(job) for job in small)
+
+
+def test_idle_capacity_goes_to_later_jobs_of_the_queue_all_the_same() -> None:
+    w = World({"queues": QUEUES, "rebalance_after": "0s"})
+    w.nodes(2, cpu=4)
+    w.submit(queue="root.lender", stages=[{"count": 7, "min": 1, "resources": {"cpu": 1}, "duration": 600}])
+    w.cycle()
+    w.advance(10)
+    large = ask(w, "root.owner", resources={"cpu": 4})
+    w.advance(2)
+    (node,) = w.holds()
+    small = ask(w, "root.owner", resources={"cpu": 0.5})
+    w.advance(2)
+    assert w.placements(small) and not w.placements(large)
+    assert list(w.holds()) == [node]  # the right was settled when the node was set aside
+
+
+def test_a_node_that_is_lent_for_longer_takes_tasks_that_did_not_end_in_time_before() -> None:
+    """When the queue of the owner uses its share, loans are not stopped for it, and its node is lent until they end."""
+    w = World({"queues": {"root": {"owner": {"share": 25}, "lender": {"share": 75}}}})
+    w.node("n0", cpu=3, labels={"on": "n0"})
+    w.node("n1", cpu=9, labels={"on": "n1"})
+
+    def task(cpu: int, node: str, **rest: Any) -> list[dict[str, Any]]:
+        return [{"name": "s", "resources": {"cpu": cpu}, "selectors": {"on": node}, **rest}]
+
+    w.submit(queue="root.lender", stages=task(1, "n0", count=2, min=1, duration=200, estimate=200))
+    others = w.submit(queue="root.lender", stages=task(1, "n1", count=9, min=1))
+    w.advance(1)
+    large = w.submit(queue="root.owner", stages=task(3, "n0"))
+    w.advance(10)
+    assert list(w.holds()) == ["n0"]
+    short = w.submit(queue="root.lender", stages=task(1, "n0", duration=80, estimate=80))
+    w.advance(1)
+    assert not w.placements(short)
+    for index in range(3):
+        w.finish(others, "s", index)
+    small = w.submit(queue="root.owner", stages=task(1, "n1", count=3, min=1))
+    w.advance(1)
+    assert len(w.placements(small)) == 3 and not w.placements(large)
+    assert w.placements(short)

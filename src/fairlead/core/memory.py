@@ -77,6 +77,7 @@ class Memory:
         "checked_earmarks",
         "claims_at",
         "ever",
+        "lent",
         "next_recall_at",
         "next_starving_at",
         "replan_at",
@@ -97,6 +98,8 @@ class Memory:
         """Asks for which stopping tasks did not help claim again after this time at the earliest."""
         self.replan_at: Micros = FAR
         """With backfill, the next time at which a task overruns an estimate that a planned start depends on."""
+        self.lent: dict[int, Micros] = {}
+        """Held node → until when the last match lent it to tasks that end in time."""
         self.backfill: object = None
         """With backfill, data of the last match that the next one can use."""
         self.scaling = DemandMemory()

@@ -21,11 +21,12 @@ from fairlead.core.entitlement import has_shares
 from fairlead.core.holds.earmarks import nodes_with_task
 from fairlead.core.holds.starvation import hold, in_turn
 from fairlead.core.lanes import Lane
+from fairlead.core.match.share_tree import Use
 from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Place, Queue, Stage
 from fairlead.core.node_fit import fitting_in
 from fairlead.core.outcomes import live_of
 from fairlead.core.plan import Plan
-from fairlead.core.resources import add
+from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -104,6 +105,8 @@ def owners_in(partition: Partition, lane: Lane) -> Iterator[Owner]:
         return
     ahead: list[tuple[Stage, int]] = []
     for ask in islice(dropwhile(lambda ask: ask is not head, lane), LOOKED_AT):
+        if is_recalled(partition, ask):
+            continue
         needs = minimum_by_stage(ask)
         lenders = owed_by(partition, lane.queue, [*ahead, *needs])
         if lenders and refusal(partition, ask) is None:
@@ -117,26 +120,58 @@ def owed_by(partition: Partition, leaf: Queue, needs: Needs = ()) -> list[Queue]
     """Return the queues whose loans a leaf queue has a right to: siblings of the leaf or of an ancestor.
 
     There is such a right on levels with shares, if the queue stays within its entitlement when the tasks `needs` have
-    started. Without `needs`, the queue must be below its entitlement.
+    started, and those for which nodes are set aside. Without `needs`, the queue must be below its entitlement.
     """
     rights = partition.entitlements()
+    aside = use_set_aside(partition) if needs else {}
     lending: list[Queue] = []
     for queue in leaf.line()[1:]:
         assert queue.parent is not None
         siblings = [child for child in queue.parent.children.values() if child is not queue]
         if not siblings or not has_shares(queue.parent):
             continue
-        if stays_within(partition, queue, needs) if needs else rights.used(queue) < rights.of(queue):
+        if needs:
+            used, tasks = aside.get(queue.path, ({}, 0))
+            add(used, queue.account.used)
+            within = _fits_share(partition, queue, needs, used, tasks + queue.account.tasks)
+        else:
+            within = rights.used(queue) < rights.of(queue)
+        if within:
             lending += [sibling for sibling in siblings if rights.loaned(sibling)]
     return lending
 
 
-def stays_within(partition: Partition, queue: Queue, needs: Needs) -> bool:
-    """True if a queue uses no more than its entitlement when the tasks `needs` have started."""
+def _fits_share(partition: Partition, queue: Queue, needs: Needs, used: Vector, tasks: int) -> bool:
+    """True if tasks beside others, which use `used`, take no more than the entitlement of a queue."""
     rights = partition.entitlements()
-    used = dict(queue.account.used)
-    add(used, asked_for(needs))
-    return rights.measure(used, queue.account.tasks + sum(tasks for _, tasks in needs)) <= rights.of(queue)
+    more = dict(used)
+    add(more, asked_for(needs))
+    return rights.measure(more, tasks + sum(tasks for _, tasks in needs)) <= rights.of(queue)
+
+
+def is_recalled(partition: Partition, ask: Ask) -> bool:
+    """True if nodes are set aside for an ask, because it is an owner."""
+    held = partition.holds.get(ask.seq)
+    return held is not None and held.recalled
+
+
+def use_set_aside(partition: Partition) -> dict[str, Use]:
+    """Return queue path → the use of the tasks for which nodes are set aside."""
+    use: dict[str, Use] = {}
+    for held in partition.holds.values():
+        for stage, tasks in _tasks_of(partition, held) if held.recalled else ():
+            for queue in stage.job.queue.line():
+                amounts, before = use.get(queue.path, ({}, 0))
+                add(amounts, stage.shape.resources, tasks)
+                use[queue.path] = (amounts, before + tasks)
+    return use
+
+
+def _tasks_of(partition: Partition, held: Hold) -> Needs:
+    ask = partition.ask_of_earmark(held)
+    if ask is None:
+        return ()
+    return ((ask.stage, min(held.tasks, ask.count)),) if is_single(ask) else minimum_by_stage(ask)
 
 
 def _is_due(plan: Plan, ask: Ask) -> bool:
@@ -213,7 +248,7 @@ class _Returns:
         return gone_at
 
     def serves_in_turn(self, owner: Owner) -> bool:
-        """True if the end of one task is enough for an ask of single tasks, and no loan began while the ask waited.
+        """True if the end of any loan is enough for an ask of single tasks, and no loan began while the ask waited.
 
         Such an owner needs no hold: it starts when a task ends, because its queue has the next turn.
         """
@@ -227,7 +262,8 @@ class _Returns:
             return False
         if shape not in self._one_serves:
             now = WhatIf(self.partition)
-            self._one_serves[shape] = any(self._serves(now, loan, shape) for loan in self.loans)
+            useful = [loan for loan in self.loans if self.whatif.fitting(loan.node, shape, 1)]
+            self._one_serves[shape] = bool(useful) and all(self._serves(now, loan, shape) for loan in useful)
         return self._one_serves[shape]
 
     def _serves(self, now: WhatIf, loan: Allocation, shape: Shape) -> bool:
@@ -304,11 +340,22 @@ def _release_useless(plan: Plan) -> None:
         ask = partition.ask_of_earmark(held) if held.recalled else None
         if ask is None:
             continue
-        if not any(stays_within(partition, queue, minimum_by_stage(ask)) for queue in ask.stage.job.queue.line()[1:]):
+        if not any(_may_keep(partition, queue, ask) for queue in ask.stage.job.queue.line()[1:]):
             plan.do(Released(seq, "its queue uses its entitlement"))
         elif not _waits_for_tasks(partition, held, ask):
             pause = plan.now + partition.settings.promise_for
             plan.do(Released(seq, "all tasks there have ended, and it does not fit", pause))
+
+
+def _may_keep(partition: Partition, queue: Queue, ask: Ask) -> bool:
+    """True if the nodes that are set aside for an ask do not exceed the entitlement of its queue.
+
+    Its right was settled when they were set aside: tasks of the queue that start later are on loan. An array has used
+    up its right when so many of its tasks have started elsewhere.
+    """
+    account = queue.account
+    used, tasks = (account.used, account.tasks) if is_single(ask) and ask.count > 1 else ({}, 0)
+    return _fits_share(partition, queue, minimum_by_stage(ask), used, tasks)
 
 
 def _waits_for_tasks(partition: Partition, held: Hold, ask: Ask) -> bool:

@@ -17,7 +17,7 @@ from fairlead.core.ahead.shortest import ShortestCursor
 from fairlead.core.ahead.whatif import WhatIf, lent_nodes
 from fairlead.core.asks import gang_size, is_single, use_of
 from fairlead.core.changes import Released
-from fairlead.core.holds.recall import stops_at
+from fairlead.core.holds.recall import stops_at, use_set_aside
 from fairlead.core.lanes import Lane
 from fairlead.core.match.awake_lanes import AwakeLanes
 from fairlead.core.match.place import Starter
@@ -43,6 +43,7 @@ def match(plan: Plan) -> None:
     # With backfill, claims are made after match.
     claims = Claims(plan) if not partition.settings.backfills and can_claim(partition) else None
     another_round = True
+    _lend_held_nodes(plan)
     backfill = resume(plan)
     if backfill is not None:
         cursors = _joined(plan, backfill)
@@ -53,6 +54,7 @@ def match(plan: Plan) -> None:
     # head that found no capacity, and a whole job that started asks for its remaining tasks. Released nodes go to the
     # first turn.
     while left > 0 and another_round:
+        _lend_held_nodes(plan)
         awake = AwakeLanes(plan, backfill is not None and _starts_change_reasons(partition), claims)
         if not partition.readiness.ready:
             _report_not_ready(plan, awake)
@@ -61,7 +63,6 @@ def match(plan: Plan) -> None:
             break
         if partition.settings.backfills:
             backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
-        _lend_held_nodes(plan)
         left, another_round = Round(plan, left, backfill, claims, {}, awake).serve()
     _finish(plan, left, backfill)
 
@@ -76,12 +77,17 @@ def _finish(plan: Plan, left: int, backfill: Backfill | None) -> None:
 
 
 def _lend_held_nodes(plan: Plan) -> None:
-    """Let tasks that end in time use nodes that are held for other asks, with backfill or during a recall."""
-    partition = plan.partition
-    if partition.holds:
-        backfills = partition.settings.backfills
-        holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
-        plan.lent = lent_nodes(partition, holds, stops_at)
+    """Let tasks that end in time use nodes that are held for other asks, with backfill or during a recall.
+
+    All lanes wake if a node is lent for longer than before, which may change without an event in these lanes.
+    """
+    partition, memory = plan.partition, plan.partition.memory
+    backfills = partition.settings.backfills
+    holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
+    plan.lent = lent_nodes(partition, holds, stops_at) if holds else {}
+    if any(until > memory.lent.get(node_id, 0) for node_id, until in plan.lent.items()):
+        partition.wake_all_lanes()
+    memory.lent = plan.lent
 
 
 def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
@@ -328,7 +334,8 @@ class Round:
         """Build the tree of leaf queues with open lanes. All starts must be booked, because it reads their use."""
         left = [path for path, lanes in self._untried.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
-        return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
+        leaves, aside = [self.partition.queues[path] for path in sorted(left)], use_set_aside(self.partition)
+        return Tree(leaves, self.partition.uses(), self._owed, aside)
 
     def _most(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         most = self._most_in_turn(branch, cursor, lane, ask)

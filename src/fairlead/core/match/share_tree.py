@@ -8,8 +8,9 @@ out by turns. So are slots that a queue cannot use because of limits, gangs or t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
+from types import MappingProxyType
 
 from fairlead.core.entitlement import Entitlements, Uses
 from fairlead.core.model import Queue
@@ -20,6 +21,10 @@ from fairlead.core.state import Partition
 Place = tuple[bool, Key]
 """False while the queue has starts of its slot quota left, else True; then its place by use and share."""
 
+Use = tuple[Vector, int]
+"""Resources, and the number of tasks that use them."""
+EMPTY: Mapping[str, Use] = MappingProxyType({})
+
 FIRST: Place = (False, (0, 0, ""))
 """The place of a queue without siblings in the tree."""
 
@@ -27,9 +32,14 @@ FIRST: Place = (False, (0, 0, ""))
 class ShareNode:
     """A queue that has open lanes, or has queues with open lanes below it."""
 
-    __slots__ = ("_owed", "_past", "_tasks", "_used", "_uses", "below", "entitled", "queue", "rivals", "share", "up")
+    __slots__ = (
+        *("_aside", "_owed", "_past", "_tasks", "_used", "_uses", "below", "entitled", "queue", "rivals", "share"),
+        "up",
+    )
 
-    def __init__(self, queue: Queue, up: ShareNode | None, uses: Uses, owed: dict[str, int]) -> None:
+    def __init__(
+        self, queue: Queue, up: ShareNode | None, uses: Uses, owed: dict[str, int], aside: Mapping[str, Use]
+    ) -> None:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, ShareNode]] = []
@@ -43,6 +53,9 @@ class ShareNode:
         self._used: Vector = {}
         self._tasks = 0
         self._past: Vector = {}
+        self._aside = aside
+        """Queue path → the tasks for which nodes are set aside. If they use the rest of its share, its other tasks
+        start last."""
 
     def read_use(self) -> Place:
         """Read the share, entitlement and use of the queue. Returns its place among its siblings."""
@@ -57,7 +70,14 @@ class ShareNode:
         owes = bool(self._owed) and self._owed.get(self.queue.path, 0) > more
         use = self._uses.rights.measure(used, tasks)
         counted = self._uses.counted(used, tasks, self._past) if self._uses.weight else use
-        return (not owes, turn_key(use, self.share, self.entitled, self.queue.name, counted))
+        share = self.share
+        if self._aside and self.queue.path in self._aside:
+            amounts, aside = self._aside[self.queue.path]
+            later = dict(used)
+            add(later, amounts)
+            if self._uses.rights.measure(later, tasks + aside) >= self.entitled:
+                share = 0
+        return (not owes, turn_key(use, share, self.entitled, self.queue.name, counted))
 
     def add_use(self, resources: Vector, times: int, tasks: int) -> Place:
         """Add started tasks, which use `resources`, `times` times. Returns the new place."""
@@ -85,14 +105,17 @@ class ShareNode:
 class Tree:
     """The queues with open lanes. Each level is built when a turn first reaches it."""
 
-    def __init__(self, leaves: Sequence[Queue], uses: Uses, owed: dict[str, int]) -> None:
+    def __init__(
+        self, leaves: Sequence[Queue], uses: Uses, owed: dict[str, int], aside: Mapping[str, Use] = EMPTY
+    ) -> None:
         """`owed` has the slot quotas: queue path → number of starts that come before all others. Starts lower it."""
         self._uses = uses
         self._owed = owed
+        self._aside = aside
         self._below: dict[str, list[Queue]] = {}
         self._root: ShareNode | None = None
         if len(leaves) == 1:
-            self._root = ShareNode(leaves[0], None, uses, owed)  # there is no other leaf to take turns with
+            self._root = ShareNode(leaves[0], None, uses, owed, aside)  # there is no other leaf to take turns with
             return
         for leaf in leaves:
             queue = leaf
@@ -104,7 +127,7 @@ class Tree:
                 self._below[queue.parent.path] = [queue]
                 queue = queue.parent
             else:
-                self._root = ShareNode(queue, None, uses, owed)
+                self._root = ShareNode(queue, None, uses, owed, aside)
 
     def next(self) -> ShareNode | None:
         """Return the leaf that has the turn."""
@@ -145,7 +168,7 @@ class Tree:
         queues = self._below.pop(node.queue.path, None)
         if queues is None:
             return False
-        below = [ShareNode(queue, node, self._uses, self._owed) for queue in queues]
+        below = [ShareNode(queue, node, self._uses, self._owed, self._aside) for queue in queues]
         for child in below:
             child.rivals = node.rivals or len(below) > 1
         node.below = [(child.read_use() if len(below) > 1 else FIRST, child) for child in below]

@@ -19,7 +19,8 @@ from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
 from fairlead.core.changes import Promised, Released
-from fairlead.core.holds.recall import LOOKED_AT
+from fairlead.core.holds.recall import LOOKED_AT, is_recalled
+from fairlead.core.holds.starvation import in_turn
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Allocation, Ask, Micros, Place, Queue, Stage
 from fairlead.core.node_fit import fitting_in
@@ -60,12 +61,11 @@ def rebalance(plan: Plan, parent: Queue) -> Micros | None:
     return None if stopped else balance.again_at
 
 
-def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
+def _claimants(partition: Partition, child: Queue) -> list[tuple[Lane, Ask]]:
+    """Return the heads that claim for a queue: those for which nodes are set aside, then by priority and age."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
-    for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
-        head = lane.no_capacity()
-        if head is not None and head.stage.asks[head.kind] is head:
-            yield lane, head
+    heads = [(lane, head) for lane in lanes if (head := lane.no_capacity()) and head.stage.asks[head.kind] is head]
+    return sorted(heads, key=lambda pair: (not is_recalled(partition, pair[1]), in_turn(pair[1])))
 
 
 class Claim(NamedTuple):
@@ -153,6 +153,9 @@ class Balance:
             elif self._admission().refusal(ask, minimum_by_stage(ask)) is None:
                 within = self._stays_within(child, minimum_by_stage(ask))
                 if not self._claim_whole(child, ask, within) and within:
+                    if is_recalled(self.partition, ask):  # its share stays set aside
+                        for stage, needed in minimum_by_stage(ask):
+                            self._use(child, stage, needed)
                     return
                 hidden = True
 
