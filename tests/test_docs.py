@@ -85,7 +85,7 @@ SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
         PartitionSettings,
         PARTITION.settings,
         {
-            "queues": "`root` with `default` below it",
+            "queues": "`{root: {default: {share: 100, order: fair}}}`",
             "pools": "empty",
             "min_runtime": "`rebalance_after`, at most `1min`",
         },
