@@ -76,6 +76,8 @@ class Orders:
         specs: dict[Spec, int] = {}
         """Distinct specifications in the order of their numbers. Many jobs may have the same specification."""
         spec_numbers: dict[tuple[int, str], int] = {}
+        tokens: dict[int, str] = {}
+        """Job number → the token of its tasks."""
         launches: list[Launch] = []
         texts: dict[str, int] = {}
         for effect in message.launches:
@@ -95,7 +97,9 @@ class Orders:
                 continue
             chosen = map(stage.spec.values, indices(effect.indices)) if stage.spec.parameters else ()
             values = tuple(tuple(texts.setdefault(value, len(texts)) for value in of_task) for of_task in chosen)
-            token = seal(self._gang_seed, TaskToken(partition.name, job.number, job.id))
+            token = tokens.get(job.number, "")
+            if not token:
+                token = tokens[job.number] = seal(self._gang_seed, TaskToken(partition.name, job.number, job.id))
             launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values, token)
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
