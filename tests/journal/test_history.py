@@ -17,6 +17,7 @@ import pytest
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.store import History, Used
+from fairlead.history.transfer import copy_history
 from fairlead.history.usage_report import waste_of
 from fairlead.wire.agent_messages import Tasks
 from tests.until import until
@@ -332,3 +333,20 @@ def test_waste_is_named(amounts: dict[str, int], cpu: float, memory: int, said: 
     ran = 3600 * 10**6
     assert waste_of(amounts, int(cpu * ran), ran, memory) == said
     assert waste_of(amounts, int(cpu * 10**6), 10**6, memory) == ""
+
+
+def test_ends_are_told_once_also_after_a_copy(place: str, tmp_path: Path) -> None:
+    history = History(place)
+    history.put([job(1, notify=("https://x/1",)), job(2, notify=("https://x/2",)), job(3)], [])
+    history.flush()
+    assert [row.notify for row in history.untold("default", 10)] == [("https://x/1",), ("https://x/2",)]
+    assert [row.number for row in history.untold("default", 1)] == [1] and not history.untold("other", 10)
+    history.mark_told("default", 1)
+    history.put([job(1, notify=("https://x/1",), ended=9)], [])  # as when a new leader writes it again
+    history.flush()
+    assert [row.number for row in history.untold("default", 10)] == [2]
+    history.close()
+    copy_history(place, tmp_path / "copy", lambda *_: None, {"default": 100}, 100, {})
+    copied = History(tmp_path / "copy")
+    assert [row.number for row in copied.untold("default", 10)] == [2]
+    copied.close()

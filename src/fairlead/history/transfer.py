@@ -22,7 +22,7 @@ _OF_ATTEMPT = """EXISTS (SELECT 1 FROM attempts WHERE attempts.partition = {0}.p
     AND attempts.ended <= :until)"""
 
 TABLES = {
-    "jobs": (JOB_COLUMNS, "number", "ended <= :until"),
+    "jobs": (f"{JOB_COLUMNS}, told", "number", "ended <= :until"),
     "attempts": (f"{ATTEMPT_COLUMNS}, first, last, tasks", "min(rowid)", "ended <= :until"),
     "used": (
         "partition, number, stage, place, attempt, signal, ran, cpu, memory",
