@@ -86,6 +86,7 @@ def run(partition: Partition, commands: Sequence[Command], now: Micros, watch: W
             learn(plan)
             learn_mix(plan)
             expiry(plan)
+            follow(plan)
             release_obsolete(plan)
             advance_chains(plan)
             watch("expiry")
@@ -102,7 +103,7 @@ def run(partition: Partition, commands: Sequence[Command], now: Micros, watch: W
             # If phases after match changed holds or stopped tasks, asks already tried may get another answer.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")
-            follow(plan)
+            plan.more = follow(plan) or plan.more
             demand(plan)
             watch("demand")
         invariants.check_touched(partition)

@@ -14,11 +14,14 @@ from fairlead.core.plan import Plan
 from fairlead.core.ranges import Flat, Ranges, difference
 
 
-def follow(plan: Plan) -> None:
-    """Let jobs start, or end them, because of what happened to the jobs before them in this cycle."""
+def follow(plan: Plan) -> bool:
+    """Let jobs start, or end them, because of what happened to the jobs before them in this cycle.
+
+    True if that changed something. It is called before tasks are placed, and again for the jobs that were placed.
+    """
     followers = plan.partition.derived.followers
     if not followers:
-        return
+        return False
     mark = plan.mark()
     touched = [name for name in plan.partition.touched.jobs if name in followers]
     for name in touched:  # grows while jobs are ended that other jobs come after
@@ -30,7 +33,7 @@ def follow(plan: Plan) -> None:
             settle(plan, job)
             if job.over and job.id in followers:
                 touched.append(job.id)
-    plan.more = plan.more or plan.mark() > mark
+    return plan.mark() > mark
 
 
 def settle(plan: Plan, job: Job) -> None:
