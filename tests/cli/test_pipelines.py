@@ -155,3 +155,9 @@ def test_what_a_job_used(up: Up) -> None:
     assert shown[0].split() == ["TASK", "ATTEMPT", "RAN", "CPUS", "USED", "MEMORY", "USED", "GPUS"]
     assert " of 0.01" in shown[1] and " of 64Mi" in shown[1]
     assert "CPU USED" in up.run("usage", "--used", "--by", "job")
+    [listed] = [
+        row.split()
+        for row in up.run("history", "-o", "job,cpus-used,memory-used").splitlines()
+        if row.split()[0] == job
+    ]
+    assert float(listed[1]) > 0 and listed[2].endswith("Mi")

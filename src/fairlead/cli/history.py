@@ -11,7 +11,7 @@ import typer
 from fairlead.cli import completion
 from fairlead.cli.option_values import moment, wrong
 from fairlead.cli.options import JobFilters, Output, open_client
-from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table, print_text
+from fairlead.cli.output import Column, ago, amounts, clock, labels_of, lasted, print_json, print_table, print_text
 from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
@@ -67,6 +67,14 @@ PAST_JOBS: tuple[Column[wire.PastJob], ...] = (
     Column("waited", lambda job: lasted((job.ended if job.started is None else job.started) - job.submitted)),
     Column("ran", lambda job: "" if job.started is None else lasted(job.ended - job.started)),
     Column("ended", lambda job: ago(job.ended)),
+    Column(
+        "cpus-used", lambda job: f"{(job.cpu_seconds or 0.0) / job.ran_seconds:.2f}" if job.ran_seconds else "", False
+    ),
+    Column(
+        "memory-used",
+        lambda job: amounts({"memory": job.most_memory}).partition("=")[2] if job.most_memory else "",
+        False,
+    ),
     Column("reason", lambda job: job.reason, False),
     Column("labels", lambda job: labels_of(job.labels), False),
     Column("submitted", lambda job: clock(job.submitted), False),

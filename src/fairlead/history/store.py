@@ -346,6 +346,17 @@ class History:
         sql = f"SELECT number, min({BEGAN}) FROM attempts WHERE partition = ? AND number IN ({marks}) GROUP BY number"
         return {number: began for number, began in self._ask(sql, partition, *numbers) if began is not None}
 
+    def used_by_job(self, partition: str, numbers: list[int]) -> dict[int, tuple[float, float, int]]:
+        """Return, by job number, the reported CPU time, the run time and the highest memory of its tasks."""
+        if not numbers:
+            return {}
+        marks = ", ".join("?" * len(numbers))
+        sql = (
+            "SELECT number, sum(1.0 * cpu), sum(CASE WHEN ran > 0 THEN 1.0 * ran ELSE 0.0 END), max(memory) FROM used "
+            f"WHERE partition = ? AND number IN ({marks}) GROUP BY number"
+        )
+        return {number: (cpu, ran, memory) for number, cpu, ran, memory in self._ask(sql, partition, *numbers)}
+
     def attempts(self, partition: str, number: int, skip: int = 0, limit: int = EVERY) -> list[AttemptRow]:
         """Return the attempts of a job, in the order in which they ended."""
         sql = (

@@ -1474,6 +1474,12 @@ class PastJob(Answer, frozen=True, kw_only=True):
     tasks: dict[str, int]
     started: float | None = None
     """When the job's first task started; null if none did."""
+    cpu_seconds: float | None = None
+    """The measured CPU time of all its attempts; null if none was measured."""
+    ran_seconds: float | None = None
+    """The run time of these attempts together."""
+    most_memory: int | None = None
+    """The highest measured memory of one of its tasks, in bytes."""
     labels: dict[str, str] = {}
     attempts: list[Attempt] = []
     """The job's ended attempts with their use, if they were asked for; at most 10,000."""

@@ -245,6 +245,9 @@ export interface PastJob {
   ended: number;
   tasks: Record<string, number>;
   started: number | null;
+  cpu_seconds: number | null;
+  ran_seconds: number | null;
+  most_memory: number | null;
   labels: Record<string, string>;
   attempts: Attempt[];
   stages: PastStage[];

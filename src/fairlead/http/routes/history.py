@@ -54,6 +54,7 @@ async def history(request: Request, asked: op.History) -> wire.HistoryPage:
     rows = await services.recorded(services.records.jobs, name, wanted, number_of(asked.cursor), asked.limit + 1)
     page = rows[: asked.limit]
     starts = await services.threads.run(services.records.starts, name, [row.number for row in page])
+    used = await services.threads.run(services.records.used_by_job, name, [row.number for row in page])
     found: dict[int, list[wire.Attempt]] = {}
     if asked.attempts:
         found = await services.threads.run(_attempts_of, services.records, name, [row.number for row in page])
@@ -62,6 +63,7 @@ async def history(request: Request, asked: op.History) -> wire.HistoryPage:
             msgspec.convert(
                 with_seconds(
                     row,
+                    **_use_of(used.get(row.number)),
                     started=starts.get(row.number),
                     attempts=found.get(row.number, []),
                     stages=_stages(row) if asked.attempts else [],
@@ -72,6 +74,14 @@ async def history(request: Request, asked: op.History) -> wire.HistoryPage:
         ],
         next=str(page[-1].number) if len(rows) > asked.limit else "",
     )
+
+
+def _use_of(used: tuple[float, float, int] | None) -> dict[str, float | int]:
+    """Return the fields of a job with what its tasks used; empty if that was not measured."""
+    if used is None:
+        return {}
+    cpu, ran, memory = used
+    return {"cpu_seconds": cpu / SECOND, "ran_seconds": ran / SECOND, "most_memory": memory}
 
 
 def _stages(row: JobRow) -> list[wire.PastStage]:
