@@ -56,6 +56,8 @@ TUNNELS_FROM = 3
 """The version of messages from which on agents open tunnels."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
+MARGIN = 1.5
+"""Seconds after the end of a lease in which a keeper ends the tasks of a suspended spawner, and their processes die."""
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
 MOST_LOGGED = 300
@@ -530,7 +532,7 @@ class Agents:
     # -- silent nodes --------------------------------------------------------------------------------------------
 
     async def _watch(self, partition: str, led: LedPartition) -> None:
-        """Report nodes as lost after a lease and a heartbeat of silence, once the partition is ready."""
+        """Report nodes as lost after a lease, a heartbeat and `MARGIN` of silence, once the partition is ready."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
             for attached in led.attached.values():
@@ -568,7 +570,8 @@ class Agents:
             seen = led.nodes.setdefault(node, Seen(self._steady()))
             if seen.lost and node not in led.attached:
                 seen.lost, seen.heard = False, self._steady()  # an operator expects it back: full time again
-            late = max(seen.heard, ready_since) + (max(settings.lease, seen.lease) + settings.heartbeat) / SECOND
+            lasts = (max(settings.lease, seen.lease) + settings.heartbeat) / SECOND
+            late = max(seen.heard, ready_since) + lasts + MARGIN
             if not seen.lost and self._steady() > late:
                 seen.lost = True
                 silent.append(node)

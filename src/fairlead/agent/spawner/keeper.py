@@ -42,7 +42,7 @@ END = signal.SIGUSR1
 LOOK_PAUSE = 0.5
 STOPPED = 6
 """Looks in a row at which a spawner is suspended before it is ended."""
-LATE = 3.0
+LATE = 0.5
 """Seconds after the end of a lease in which a spawner has to end its tasks."""
 END_TIME = 10.0
 """Seconds to try to kill the remaining processes. One that waits for a disk dies later."""
