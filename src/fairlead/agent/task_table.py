@@ -82,7 +82,7 @@ class TaskTable:
         """Missing spawners that could not be started because of the node, whatever their user does."""
         self._stop_at: dict[Key, float] = {}
         """Tasks that were told to stop → when their grace ends."""
-        self._gone: list[list[Key]] = [[] for _ in range(spawners)]
+        self._gone: list[dict[Key, Entry]] = [{} for _ in range(spawners)]
         """Confirmed ends, by spawner, that the spawner has not been told to drop yet."""
         self._specs: dict[tuple[int, bool], Spec] = {}
         """Cached specifications of the message being handled."""
@@ -94,7 +94,7 @@ class TaskTable:
             at = len(self.users)
             self.users.append(user)
             self.outbox.append([])
-            self._gone.append([])
+            self._gone.append({})
             spawners = self._ranges[user] = range(at, at + 1)
         return spawners
 
@@ -165,6 +165,12 @@ class TaskTable:
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
                 continue  # a repeated order: start the task only once
+            over = next((gone.pop(key) for gone in self._gone if key in gone), None)
+            if over is not None:
+                # The server's data were set back, and its spawner still has the task as ended: report the end again.
+                self._entries[key] = over
+                self.reporting.report(over)
+                continue
             spawner = self._balance.queue(launch.chain) if launch.slots else self._balance.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
@@ -409,7 +415,7 @@ class TaskTable:
         for key in self.reporting.confirmed(number):
             entry = self._entries.pop(key, None)
             if entry is not None:
-                self._gone[entry.at].append(key)
+                self._gone[entry.at][key] = entry
         self.send_confirmed_ends(MAX_GONE)
 
     def send_confirmed_ends(self, least: int = 1) -> None:
@@ -419,8 +425,8 @@ class TaskTable:
         """
         for spawner, keys in enumerate(self._gone):
             if len(keys) >= least:
-                self.outbox[spawner].append(("confirm", keys))
-                self._gone[spawner] = []
+                self.outbox[spawner].append(("confirm", list(keys)))
+                self._gone[spawner] = {}
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
         groups: dict[Meta, list[int]] = {}
