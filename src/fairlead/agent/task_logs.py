@@ -52,23 +52,23 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
 
 
 class SharedOutput:
-    """Reads the output of ended tasks of a stage that have no files of their own. Remembers where each output is.
+    """Reads the output of ended tasks that have no files of their own. Remembers where each output is.
 
-    A user can write any number of names into shared files, so only those of the wanted stage are remembered.
+    A user can write any number of names into shared files, so only those of wanted stages and attempts are remembered.
     """
 
     def __init__(self, logs: str) -> None:
         self._logs = logs
-        self._places: dict[str, dict[str, tuple[Path, int, int, int]]] = {}
-        """Folder → name of a task → its shared file, the offset of the output, and the sizes of output and errors."""
+        self._places: dict[tuple[str, str, str], dict[str, tuple[Path, int, int, int]]] = {}
+        """Folder, begin and end of names → name of a task → its shared file, offset, and sizes of output and errors."""
 
     async def read(self, request: LogRequest) -> bytes | None:
         """Return the output or errors of a task; None if they are not in a shared file."""
         folder = folder_of(request.number, request.index)
-        if folder not in self._places:
-            names = (f"{request.number}.{request.stage}.", f".{request.attempt}")
-            self._places[folder] = await asyncio.to_thread(self._find, folder, *names)
-        place = self._places[folder].get(f"{request.number}.{request.stage}.{request.index}.{request.attempt}")
+        wanted = (folder, f"{request.number}.{request.stage}.", f".{request.attempt}")
+        if wanted not in self._places:
+            self._places[wanted] = await asyncio.to_thread(self._find, *wanted)
+        place = self._places[wanted].get(f"{request.number}.{request.stage}.{request.index}.{request.attempt}")
         if place is None:
             return None
         path, at, out, err = place
