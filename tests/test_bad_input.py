@@ -59,8 +59,8 @@ JOB_KEYS = (
 )
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
-    "on_loss, output, parameters, pool, prefer, pty, resources, results, scaling, secrets, selectors, stdin, throttle, "
-    "time_limit, tolerations, tries, where"
+    "on_loss, output, parameters, pool, prefer, pty, resources, results, scaling, secrets, selectors, signal, stdin, "
+    "throttle, time_limit, tolerations, tries, where"
 )
 EXPRESSIONS = (
     "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "

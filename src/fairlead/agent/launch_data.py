@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from fairlead.agent.spawner.records import PARAMETER, Spec
+from fairlead.agent.spawner.records import OWN_FOLDER, PARAMETER, Spec
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Flat, Gang, Launch
 
@@ -36,6 +36,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     server: dict[str, str] = {}
     """The variables with which tasks find the server, without the token."""
+    checkpoints: str = ""
+    """A folder for checkpoints of tasks that the nodes of a site share; empty if there is none."""
 
 
 def personal_variables() -> dict[str, str]:
@@ -80,7 +82,11 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
     results = (spec.results, spec.max_result_files, spec.max_result_bytes) if spec.results else None
-    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results, spec.stdin
+    if around.checkpoints and "FAIRLEAD_CHECKPOINT" not in chosen:
+        environment["FAIRLEAD_CHECKPOINT"] = f"{around.checkpoints}/{OWN_FOLDER}"
+    signals = (spec.signal, spec.signal_after, spec.time_limit)
+    files = (spec.output, spec.error, results)
+    return spec.command, environment, directory, spec.cpu, spec.memory, *files, spec.stdin, signals
 
 
 def own_variables(
@@ -94,10 +100,15 @@ def own_variables(
     token: dict[str, str] = {}
     if launch.token and around.server and not any(name in SERVER for name, _ in (*spec.environment, *spec.secrets)):
         token = {"FAIRLEAD_TOKEN": launch.token}
-    if not launch.devices and launch.gang is None and not launch.values:
+    if not (launch.devices or launch.gang is not None or launch.values or launch.before):
         return [token] * count_of(launch.tasks.indices) if token else None
     indices = list(each_of(launch.tasks.indices))
     own: list[dict[str, str]] = [dict(token) for _ in indices]
+    if launch.before:
+        ends = {index: reason for reason, block in launch.before for index in each_of(block)}
+        for index, variables in zip(indices, own, strict=True):
+            if index in ends:
+                variables["FAIRLEAD_LAST_END"] = ends[index]
     if launch.values:
         for variables, values in zip(own, launch.values, strict=True):
             named = zip(spec.parameters, values, strict=True)

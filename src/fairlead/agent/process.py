@@ -78,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     authority: Path | None = None
     """A file with the certificates to trust instead of the machine's."""
     spawners: int = 0
+    checkpoints: Path | None = None
+    """A folder for checkpoints of tasks, which the nodes of the site share."""
     users: tuple[str, ...] = ()
     """The users whose tasks this node takes; empty for all, which only a node that separates users may."""
 
@@ -102,6 +104,8 @@ class Agent:
         inherited = {**personal_variables(), **os.environ}
         server = server_variables(settings)
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None, server)
+        if settings.checkpoints is not None:
+            around = msgspec.structs.replace(around, checkpoints=str(settings.checkpoints))
         self.lists = ResultLists(self._directory / "results", log)
         if helper is None:
             number = settings.spawners or spawners_for(os.cpu_count() or 1)

@@ -24,6 +24,16 @@ Frame = tuple[Any, ...]
 """A message for a spawner."""
 NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 EARLIER: Listing = ([], ["its files are not sent: they were collected by an earlier version of Fairlead on the node"])
+WORDS = {
+    "kill": "killed",
+    "preempt": "preempted",
+    "requeue": "requeued",
+    "replace": "replaced",
+    "scale": "scaled down",
+    "gang": "its gang starts again",
+    "done": "its job is done",
+}
+"""Cause of a stop → what a task is told, if that is another word."""
 MAX_MEETINGS = 1_000
 MAX_GONE = 200
 """Confirmed ends to collect before they are sent to a spawner."""
@@ -228,6 +238,7 @@ class TaskTable:
             if keys and stop.cause == "return":
                 self.outbox[spawner].append(("return", keys))
             elif keys:
+                self.outbox[spawner].append(("why", keys, WORDS.get(stop.cause, stop.cause)))
                 self.outbox[spawner].append(("stop", [(key, self.grace) for key in keys]))
         if unknown:
             unknown_tasks = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))

@@ -42,6 +42,11 @@ class AgentOptions(Options):
         "Amount of a resource that tasks may use, such as cpu=4 or memory=8Gi. By default all that the machine has. "
         "May be repeated."
     )
+    checkpoints: Path | None = option(
+        "Folder in which each task gets one of its own, FAIRLEAD_CHECKPOINT, which its later attempts find again. All "
+        "nodes of the site should see it, and all users must be able to create folders there.",
+        metavar="DIRECTORY",
+    )
     address: str = option(
         "Address at which tasks of a gang on other nodes reach this node. By default the one that the server sees."
     )
@@ -118,6 +123,7 @@ def agent(options: AgentOptions) -> None:
             taints=tuple(options.taint or ()),
             resources=dict(resources),
             authority=authority,
+            checkpoints=_checkpoints(options.checkpoints),
             **{name: getattr(options, name) for name in ("join", "name", "partition", "pool", "address")},
         )
 
@@ -130,6 +136,12 @@ def agent(options: AgentOptions) -> None:
     except (CannotSplit, Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}{_missing(options.token_file)}", err=True)
         raise typer.Exit(FINAL if isinstance(problem, Refused) else 1) from None
+
+
+def _checkpoints(folder: Path | None) -> Path | None:
+    if folder is not None and not folder.is_dir():
+        raise wrong("--checkpoints", f"{folder} is not a folder; create it, or mount its file system first")
+    return None if folder is None else folder.absolute()
 
 
 def _authority(file: Path | None) -> Path | None:

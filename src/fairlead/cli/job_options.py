@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Policy = Literal["replace", "restart", "fail"]
 
 OF_STAGE = (
-    "min", "throttle", "near", "scaling", "pool", "estimate", "time_limit", "tries", "on_failure", "on_loss",
+    "min", "throttle", "near", "scaling", "pool", "estimate", "time_limit", "signal", "tries", "on_failure", "on_loss",
     "directory", "output", "error",
 )  # fmt: skip
 """Options that a stage of a document has under the same name."""
@@ -141,6 +141,11 @@ class JobOptions(Options):
         "A task that runs longer is not stopped."
     )
     time_limit: str | None = option("Stop a task that runs longer than this, such as 2h or 02:00:00.")
+    signal: str | None = option(
+        "Begin a stop with this signal, such as USR1, so that the task can save its state. With USR1@60s it is also "
+        "sent 60s before --time-limit. SIGTERM follows before the end of the grace.",
+        metavar="SIGNAL[@TIME]",
+    )
     tries: int | None = option("Run a task up to this many times, until it succeeds.", min=1, show_default="1")
     on_failure: Policy | None = option(
         "What to do when a task fails and has tries left: replace the task, restart its whole gang, or fail the job. A "

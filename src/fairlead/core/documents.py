@@ -25,7 +25,7 @@ from fairlead.core.model import (
     StageSpec,
 )
 from fairlead.core.reader import Reader, check_label, check_name, check_text, parse_moment
-from fairlead.core.resources import CPU, MEMORY, parse_capacity, parse_request, shown
+from fairlead.core.resources import CPU, MEMORY, parse_capacity, parse_duration, parse_request, shown
 from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
@@ -194,6 +194,7 @@ def check_amounts(amounts: Amounts, field: str) -> None:
         raise Refused(f"{field}.memory", f"{memory} bytes are too little for a process; {remedy}")
 
 
+SIGNALS = ("USR1", "USR2", "INT", "HUP", "QUIT", "TERM")
 PATTERN_CODES = ("j", "s", "a", "r")
 
 
@@ -230,6 +231,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         throttle=array.throttle,
         pty=read.flag("pty", False),
         stdin=read.flag("stdin", False),
+        signal=read.optional("signal", _signal, ""),
     )
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
@@ -243,6 +245,11 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
     if stage.pty and (stage.output or stage.error):
         key = "output" if stage.output else "error"
         raise Refused(read.at(key), "the output of a task with a pty goes to its terminal and its log; leave it out")
+    if "@" in stage.signal:
+        before = parse_duration(stage.signal.partition("@")[2], read.at("signal"))
+        if stage.time_limit is None or before >= stage.time_limit:
+            limit = "there is none" if stage.time_limit is None else "that is not longer"
+            raise Refused(read.at("signal"), f"{shown(stage.signal)} is a time before time_limit, but {limit}; set it")
     if stage.time_limit == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
     read.close()
@@ -277,6 +284,22 @@ def _parse_size(read: Reader) -> tuple[int, int | None, Array, Parameters]:
                 "start one by one, or count alone for tasks that start together",
             )
     return array.bound, 1, array, parameters
+
+
+def _signal(value: object, field: str) -> str:
+    """Return a signal without its prefix, with the time before the time limit if there is one."""
+    text = value.strip().upper() if isinstance(value, str) else ""
+    name, at, _ = text.partition("@")
+    name = name.removeprefix("SIG")
+    if name not in SIGNALS:
+        listed = ", ".join(SIGNALS)
+        raise Refused(
+            field, f"{shown(value)} is not a signal; write one of {listed}, or USR1@60s for 60s before time_limit"
+        )
+    before = str(value).partition("@")[2].strip()
+    if at:
+        parse_duration(before, field)
+    return name + (f"@{before}" if at else "")
 
 
 def _policy(read: Reader, key: str) -> ChosenPolicy:

@@ -101,6 +101,9 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """True if each task has a terminal."""
     stdin: bool = False
     """True if a client may write to the standard input of a task."""
+    signal: str = ""
+    """The signal with which a stop of a task begins, such as `USR1`, and after an `@` how long before the time limit it
+    is sent."""
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,10 +11,10 @@ import msgspec
 
 from fairlead.core import effects
 from fairlead.core.effects import ForNode
-from fairlead.core.model import Job, Stage
+from fairlead.core.model import Job, Stage, StageSpec
 from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import Flat, Ranges, indices
-from fairlead.core.resources import CPU, MEMORY
+from fairlead.core.resources import CPU, MEMORY, parse_duration
 from fairlead.core.state import Partition
 from fairlead.engines.engine import Secrets
 from fairlead.wire.agent_messages import Gang, Launch, Meeting, Place, Spec, Stop, Tasks, Work
@@ -28,6 +29,8 @@ MAX_WORK = 8 << 20
 """Bytes of orders of one message. The last task in it may add a whole specification to them."""
 REMEMBERED = 10_000
 """Gangs whose ports are remembered, and gangs that may wait for their ports."""
+
+MAX_ENDS = 20
 
 Address = Callable[[str], str]
 """Node name → address of the node."""
@@ -100,7 +103,10 @@ class Orders:
             token = tokens.get(job.number, "")
             if not token:
                 token = tokens[job.number] = seal(self._gang_seed, TaskToken(partition.name, job.number, job.id))
-            launch = Launch(tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values, token)
+            before = _ends_before(stage, effect.indices) if effect.attempt > 1 else ()
+            launch = Launch(
+                tasks_of(effect), at, effect.devices, effect.chain, effect.slots, gang, values, token, before
+            )
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:
@@ -126,6 +132,7 @@ class Orders:
             settings.max_result_bytes if spec.results else 0,
             tuple(name for name, _ in spec.parameters),
             "pty" if spec.pty else "pipe" if spec.stdin else "",
+            *_signal_of(spec),
         )
 
     def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:
@@ -254,6 +261,28 @@ def ranks_of(stage: Stage, block: Flat) -> list[int]:
     return [before + index if rank is None else rank for index, rank in ranks]
 
 
+def _signal_of(spec: StageSpec) -> tuple[int, int, int]:
+    """Return the number of the signal of a stage, the run time after which its tasks get it, and their time limit.
+
+    0 stands for none.
+    """
+    limit = spec.time_limit or 0
+    if not spec.signal:
+        return 0, 0, limit
+    name, _, before = spec.signal.partition("@")
+    after = max(1, limit - parse_duration(before, "signal")) if before and limit else 0
+    return signal.Signals[f"SIG{name}"].value, after, limit
+
+
+def _ends_before(stage: Stage, block: Flat) -> tuple[tuple[str, Flat], ...]:
+    """Return how the last attempts of tasks ended, with the tasks that ended so. At most `MAX_ENDS` ends are told."""
+    ended: dict[str, list[int]] = {}
+    for index in indices(block):
+        if (reason := stage.past(index).reason) and (reason in ended or len(ended) < MAX_ENDS):
+            ended.setdefault(reason, []).append(index)
+    return tuple((reason, Ranges.from_indices(found).flat()) for reason, found in ended.items())
+
+
 def _is_gang(stage: Stage) -> bool:
     return stage.job.whole or stage.min > 1
 
@@ -271,6 +300,7 @@ def _can_join(first: Launch, second: Launch) -> bool:
         and not first.devices
         and not second.devices
         and first.gang is None
+        and not (first.before or second.before)
         and before.indices[-1] <= after.indices[0]
     )
 

@@ -77,6 +77,12 @@ class Spec(Message, frozen=True):
     """Names of the parameters of a sweep."""
     stdin: str = ""
     """`pipe` or `pty` if a tunnel leads to the standard input, else empty."""
+    signal: int = 0
+    """The signal that a task gets first when it is stopped; 0 for SIGTERM."""
+    signal_after: int = 0
+    """The run time after which it gets that signal, because its time limit is near; 0 for never."""
+    time_limit: int = 0
+    """0 for none. The server enforces it; a task is told about it."""
 
 
 class Place(Message, frozen=True):
@@ -131,6 +137,8 @@ class Launch(Message, frozen=True):
     """The values of the parameters, task by task, as indices into `Work.texts`."""
     token: str = ""
     """The token with which the tasks call the server; empty for none."""
+    before: tuple[tuple[str, Flat], ...] = ()
+    """How the last attempts of the tasks ended, with the indices of those that ended so."""
 
 
 class Stop(Message, frozen=True):

@@ -53,6 +53,9 @@ class StageDocument(Request, kw_only=True):
     """Give each task a terminal, to which a client can connect with a tunnel."""
     stdin: bool | UnsetType = UNSET
     """Let a client write to the standard input of a task through a tunnel. Without it the input is empty."""
+    signal: str | UnsetType = UNSET
+    """The signal with which a stop of a task begins, such as `USR1`. With `USR1@60s` it is also sent 60 s before
+    `time_limit`."""
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET

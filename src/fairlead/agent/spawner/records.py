@@ -21,14 +21,28 @@ the spawner has tried to collect result files, their list.
 Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine could not
 start it), `lost`, `returned` (the task was never started).
 """
-Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None, str]
+Spec = tuple[
+    tuple[str, ...],
+    dict[str, str],
+    str,
+    int,
+    int,
+    str,
+    str,
+    tuple[tuple[str, ...], int, int] | None,
+    str,
+    tuple[int, int, int],
+]
 """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of files
 for standard output and error (empty: logs), patterns of result files with the most files and bytes, and the standard
-input: `PIPE` or `PTY` if a tunnel leads there, else empty. Agents of earlier versions leave the last one out.
+input: `PIPE` or `PTY` if a tunnel leads there, else empty; and the signal for a stop, with the microseconds of run time
+after which it is sent too, and those of the time limit, 0 for none. Agents of earlier versions leave the last two out.
 
 0 milli-CPUs or 0 bytes mean no limit.
 """
 PIPE, PTY = "pipe", "pty"
+OWN_FOLDER = "%t"
+"""Ends the value of FAIRLEAD_CHECKPOINT; in its place the spawner makes a folder for the task."""
 PARAMETER = "FAIRLEAD_PARAM_"
 """Begins the names of variables with parameters of a sweep. The name of the parameter follows."""
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
@@ -47,8 +61,8 @@ class Task:
     """One attempt of a task, from its launch until the agent has confirmed its end."""
 
     __slots__ = (
-        "began", "cause", "chain", "ends", "index", "key", "kill_at", "meta", "own", "pair", "pid", "result", "room",
-        "spec", "state",
+        "began", "cause", "chain", "end_at", "ends", "index", "key", "kill_at", "meta", "own", "pair", "pid", "result",
+        "room", "spec", "state", "why",
     )  # fmt: skip
 
     def __init__(self, key: Key, meta: Meta, chain: int, spec: Spec | None, own: dict[str, str] | None) -> None:
@@ -69,12 +83,23 @@ class Task:
         self.cause = ""
         """Why the task was asked to stop; empty if it was not."""
         self.kill_at = NEVER
+        self.end_at = NEVER
+        """When a task that was stopped with a signal of its own gets SIGTERM."""
+        self.why = ""
+        """What the task is told about why it stops."""
         self.result: Result | None = None
 
     @property
     def stdin(self) -> str:
         """What its standard input is: `PIPE`, `PTY` or nothing."""
         return self.spec[8] if self.spec is not None and len(self.spec) > 8 else ""
+
+    @property
+    def signal(self) -> tuple[int, float, float]:
+        """Return the signal with which a stop begins, the seconds of run time after which it is sent, and those of the
+        time limit; 0 for none."""
+        number, after, limit = self.spec[9] if self.spec is not None and len(self.spec) > 9 else (0, 0, 0)
+        return number, after / 1e6, limit / 1e6
 
     @property
     def name(self) -> str:

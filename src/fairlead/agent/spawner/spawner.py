@@ -85,6 +85,7 @@ class Spawner:
         self._orders: dict[str, Callable[..., None]] = {
             "launch": self._tasks.launch,
             "stop": self._tasks.stop,
+            "why": self._tasks.tell,
             "return": self._tasks.give_back,
             "confirm": self._tasks.confirm,
             "lease": self._lease.set,

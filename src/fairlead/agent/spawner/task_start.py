@@ -13,7 +13,7 @@ from time import monotonic
 
 from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
 from fairlead.agent.spawner.processes import MARK
-from fairlead.agent.spawner.records import PARAMETER, PTY, RUNNING
+from fairlead.agent.spawner.records import OWN_FOLDER, PARAMETER, PTY, RUNNING
 from fairlead.agent.spawner.shared_logs import path_of
 from fairlead.wire.tunnels import ERRORS, STANDARD
 
@@ -129,6 +129,8 @@ class Starter:
         if task.own:
             command = _filled(command, task.own)
         environment = self._environment(task)
+        if environment.get("FAIRLEAD_CHECKPOINT", "").endswith(OWN_FOLDER):
+            environment["FAIRLEAD_CHECKPOINT"] = _checkpoint_folder(task)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
         gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
         room = self._room(cpu, memory, gpus)
@@ -213,9 +215,26 @@ class Starter:
             "FAIRLEAD_JOB": task.meta[0],
             "FAIRLEAD_STAGE": task.meta[2],
             "FAIRLEAD_ATTEMPT": str(task.meta[3]),
+            "FAIRLEAD_STOP_FILE": self.stop_file(task),
             "FAIRLEAD_INDEX": str(task.index),
             MARK: self.mark_of(task),
         }
+
+    def stop_file(self, task: Task) -> str:
+        """Return the file in which a task finds why it is being stopped."""
+        return f"{self.shared.logs}/{task.folder}/{task.name}.stop"
+
+    def write_stop_file(self, task: Task, why: str, until: float) -> None:
+        """Tell a task why it stops, and until when it may run. It has no such file if the disk is full."""
+        path = self.stop_file(task)
+        try:
+            make_log_folder(os.path.dirname(path))
+            fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, LOG_MODE)
+            os.write(fd, f'{{"reason": "{why}", "until": {until:.3f}}}\n'.encode())
+            os.close(fd)
+            os.rename(path + ".new", path)
+        except OSError:
+            return
 
     def _enter_directory(self, task: Task) -> None:
         assert task.spec is not None
@@ -300,6 +319,18 @@ class Starter:
             if path.startswith("/"):
                 self._paths[name, search] = path
         return path
+
+
+def _checkpoint_folder(task: Task) -> str:
+    """Make the folder for the checkpoints of a task, which its later attempts find again."""
+    assert task.spec is not None
+    number, stage, _, index = task.key
+    folder = f"{task.spec[1]['FAIRLEAD_CHECKPOINT'].removesuffix(OWN_FOLDER)}{number}.{stage}.{index}"
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except OSError as problem:
+        raise CannotStart("failed", 126, f"its folder for checkpoints {folder}: {problem.strerror}") from None
+    return folder
 
 
 def _spawn_with(ends: Ends, path: str, command: tuple[str, ...], environment: dict[str, str]) -> int:

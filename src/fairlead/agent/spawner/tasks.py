@@ -9,7 +9,7 @@ import os
 import signal
 from collections import deque
 from heapq import heappop, heappush
-from time import monotonic
+from time import monotonic, time
 
 from fairlead.agent.spawner.cgroups import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 SCAN_PAUSE = 0.02
 WATCH_PAUSE = 0.5
+LEASE_OVER = "its node has lost the server"
+END_TIME = 10.0
+"""Seconds from SIGTERM to SIGKILL, at most, for a task that a stop asked with another signal first."""
 
 
 class Chain:
@@ -69,6 +72,8 @@ class Tasks:
         """Tasks that started less than `LIMITED_AFTER` ago, oldest first: without a cgroup and logs of their own."""
         self._pids: list[tuple[Key, int]] = []
         self._results: list[tuple[Key, Result]] = []
+        self._signals: dict[Key, float] = {}
+        """Task that gets a signal before its time limit → when."""
         self._scan_at = NEVER
         self._watch_at = monotonic()
         self._orphans = True
@@ -104,7 +109,8 @@ class Tasks:
     def next_due(self) -> float:
         watch = self._watch_at if self._by_pid or self._orphans else NEVER
         limit = self._young[0].began + LIMITED_AFTER if self._young else NEVER
-        return min(watch, limit, self._scan_at, min((task.kill_at for task in self._leaving.values()), default=NEVER))
+        stops = min((min(task.kill_at, task.end_at) for task in self._leaving.values()), default=NEVER)
+        return min(watch, limit, self._scan_at, stops, min(self._signals.values(), default=NEVER))
 
     # -- taking and stopping -------------------------------------------------------------------------------------
 
@@ -168,18 +174,38 @@ class Tasks:
                 task.cause = cause
                 task.kill_at = now + grace
                 self._leaving[key] = task
+        for pid in asked_pids:
+            self._starter.write_stop_file(
+                self._by_pid[pid], self._by_pid[pid].why or LEASE_OVER, time() + self._left(pid, now)
+            )
         if asked_pids:
             try:
                 processes = members(asked_pids, self._marks())
             except OSError:
                 processes = {pid: [pid] for pid in asked_pids}  # their other processes are found when they are killed
             for pid, pids in processes.items():
-                if pid not in pids:
-                    _signal_group(pid, signal.SIGTERM)  # /proc hides the process
-                signal_all(pids, signal.SIGTERM)
-                task = self._by_pid.get(pid)
-                if task is not None and task.stdin == PTY:
-                    signal_all(pids, signal.SIGHUP)  # shells with a terminal ignore SIGTERM
+                task = self._by_pid[pid]
+                number = task.signal[0]
+                if number and task.kill_at > now:
+                    task.end_at = task.kill_at - min(END_TIME, (task.kill_at - now) / 2)
+                self._ask(task, pids, number or signal.SIGTERM)
+
+    def _left(self, pid: int, now: float) -> float:
+        return max(0.0, self._by_pid[pid].kill_at - now)
+
+    def _ask(self, task: Task, pids: list[int], number: int) -> None:
+        """Send a signal to the processes of a task."""
+        if task.pid not in pids:
+            _signal_group(task.pid, number)  # /proc hides the process
+        signal_all(pids, number)
+        if task.stdin == PTY and number == signal.SIGTERM:
+            signal_all(pids, signal.SIGHUP)  # shells with a terminal ignore SIGTERM
+
+    def tell(self, keys: Iterable[Key], why: str) -> None:
+        """Note why tasks will be asked to stop."""
+        for key in keys:
+            if key in self.by_key:
+                self.by_key[key].why = why
 
     def give_back(self, keys: Iterable[Key]) -> None:
         """Return the tasks that have not started to the agent; the others keep running."""
@@ -210,6 +236,8 @@ class Tasks:
                 self._pids.append((task.key, task.pid))
                 self.started.append(task.key)
                 self._young.append(task)
+                if task.signal[1]:
+                    self._signals[task.key] = task.began + task.signal[1]
                 if task.ends is not None:
                     self._relay(task)
                 continue
@@ -344,6 +372,7 @@ class Tasks:
         task.state = ENDED
         task.result = result
         task.spec = task.own = task.room = None
+        self._signals.pop(task.key, None)
         self._leaving.pop(task.key, None)
         self._results.append((task.key, result))
 
@@ -369,6 +398,8 @@ class Tasks:
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)
+        if self._signals or self._leaving:
+            self._send_due_signals(now)
         if self._young and now >= self._young[0].began + LIMITED_AFTER:
             self._grow(now)
         if now >= self._watch_at:
@@ -379,6 +410,24 @@ class Tasks:
                 self.stop([(task.key, 0.0)], why)
             if self._orphans or self._by_pid:
                 self._orphans = end_orphans(self._marks(), self._own())
+
+    def _send_due_signals(self, now: float) -> None:
+        """Send the signals that come before time limits, and SIGTERM to stopped tasks that got another signal first."""
+        due = [task for task in self._leaving.values() if now >= task.end_at and task.state == RUNNING]
+        for key in [key for key, at in self._signals.items() if now >= at]:
+            del self._signals[key]
+            task = self.by_key.get(key)
+            if task is not None and task.state == RUNNING and not task.cause:
+                due.append(task)
+        if not due:
+            return
+        processes = members([task.pid for task in due], self._marks())
+        for task in due:
+            early = task.end_at == NEVER
+            task.end_at = NEVER
+            if early:
+                self._starter.write_stop_file(task, "time limit", time() + task.began + task.signal[2] - now)
+            self._ask(task, processes[task.pid], task.signal[0] if early else signal.SIGTERM)
 
     def _clear(self, now: float) -> None:
         """Kill the processes of tasks whose grace is over, and finish the tasks that have no processes left."""
