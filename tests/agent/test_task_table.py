@@ -108,7 +108,7 @@ def test_a_later_attempt_waits_until_the_earlier_one_has_ended() -> None:
     table.record([key(0)], [])
     sent(table)
     table.handle(Work(1, (SPEC,), launch(0, 1, attempt=2).launches, (Stop(tasks(0, 1), "stale"),)))
-    assert [frame[1] for frame in sent(table)] == ["stop"]
+    assert [frame[1] for frame in sent(table)] == ["why", "stop"]
     table.record([], [(key(0), ("stopped", 15, "", 0, 0, 0))])
     assert launched(table) == [(0, 2)]
 
@@ -319,7 +319,8 @@ def test_agents_keep_their_own_variables_to_themselves() -> None:
 def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     spec = Spec(("true",), (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1,2")), "", 500, 1 << 20, (("KEY", "hush"),))
     command, variables, directory, cpu, memory, *files = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
-    assert (command, directory, cpu, memory, *files) == (("true",), "/home/ann", 500, 1 << 20, "", "", None)
+    files_and_signals = ("", "", None, "", (0, 0, 0))
+    assert (command, directory, cpu, memory, *files) == (("true",), "/home/ann", 500, 1 << 20, *files_and_signals)
     assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
     assert variables["CUDA_VISIBLE_DEVICES"] == "", "a job cannot give itself a GPU"
 

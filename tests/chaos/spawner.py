@@ -103,12 +103,13 @@ class Spawner:
             for key in rest[0]:
                 if key in self.known and self.known[key].state == "ended":
                     del self.known[key]
-        else:
-            assert what == "lease"
+        elif what == "lease":
             self._ask_at, self._end_at = rest[0], rest[1]
             for when in (self._ask_at, self._end_at):
                 if when != NEVER:
                     self._loop.world_at(when, self._look_at_lease)
+        else:
+            assert what == "why", "tasks here do not ask why they stop"
 
     def die(self) -> None:
         """Kill the spawner. Its guard ends all its tasks."""
