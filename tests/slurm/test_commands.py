@@ -256,3 +256,56 @@ def test_commands_start_fast() -> None:
     code = "import sys, fairlead.slurm.sbatch, fairlead.client.sync; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"typer", "rich", "yaml", "asyncio", "cryptography"} & set(re.findall(r"'(\w+)'", loaded))
+
+
+STEPS = """#!/bin/bash
+#SBATCH -N 2 -n 4
+export FOO="a b"
+srun -l sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURMD_NODENAME $FOO $RANK'
+srun -n2 sh -c 'exit $((SLURM_PROCID + 3))' 2>/dev/null; echo rc=$?
+echo input | srun -n1 cat
+srun -n3 -o step-%t.txt sh -c 'echo $SLURM_PROCID'
+srun -n100 true; echo rc=$?
+printf '0 echo first %%t\\n* echo other %%t\\n' > programs
+srun -n3 --multi-prog programs | sort
+srun -n4 -K sh -c '[ $SLURM_PROCID = 1 ] && exit 9; sleep 60' 2>/dev/null; echo rc=$?
+"""
+
+
+def test_steps_run_in_the_allocation(cluster: Cluster) -> None:
+    (cluster.work / "steps").mkdir()
+    job = cluster.sbatch("-D", str(cluster.work / "steps"), text=STEPS)
+    assert cluster.ended(job) == "COMPLETED"
+    nodes = cluster.run("sacct", "-nXP", "-j", job, "-o", "nodelist").strip()
+    first, second = cluster.run("scontrol", "show", "hostnames", nodes).split()
+    lines = cluster.file(f"steps/slurm-{job}.out").splitlines()
+    expected = {
+        f"{task}: {task} {task % 2} {task // 2} 4 {node} a b"
+        for task, node in enumerate([first, first, second, second])
+    }
+    swapped = {
+        f"{task}: {task} {task % 2} {task // 2} 4 {node} a b"
+        for task, node in enumerate([second, second, first, first])
+    }
+    assert set(lines[:4]) in (expected, swapped)
+    assert lines[4:] == [
+        "rc=4",
+        "input",
+        f"srun: error: Unable to create step for job {job}: More processors requested than permitted",
+        "rc=1",
+        "first 0",
+        "other 1",
+        "other 2",
+        "rc=143",
+    ]
+    assert [(cluster.work / "steps" / f"step-{task}.txt").read_text() for task in range(3)] == ["0\n", "1\n", "2\n"]
+
+
+def test_srun_and_salloc_allocate_and_give_back(cluster: Cluster) -> None:
+    done = cluster.ask("srun", "-N2", "-l", "sh", "-c", "echo $SLURM_JOB_NUM_NODES; exit $SLURM_PROCID")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (1, ["0: 2", "1: 2"])
+    done = cluster.ask("salloc", "-n1", "-J", "mine", "sh", "-c", "echo $SLURM_JOB_ID; srun echo step; exit 5")
+    job, step = done.stdout.split()
+    assert (step, done.returncode) == ("step", 5) and f"Granted job allocation {job}" in done.stderr
+    assert cluster.ended(job) == "COMPLETED"
+    assert cluster.ask("srun", "-n1", "cat", text="given\n").stdout == "given\n"

@@ -142,7 +142,7 @@ RUN = """
 ~ --bcast[=PATH]       | The program is read where it is.
 ~ --compress[=LIBRARY] | The program is read where it is.
 ~ --send-libs[=yes]    | Libraries are read where they are.
-~ --mpi=TYPE           | Tasks get the variables of PMI 1, Open MPI and PyTorch.
+~ --mpi=TYPE           | Tasks get the variables of Slurm; start MPI with mpirun and the hosts of SLURM_JOB_NODELIST.
 ~ -X, --disable-status | Ctrl-C ends the step.
 ~ --quit-on-interrupt  | Ctrl-C ends the step.
 ~ -E, --preserve-env   | Options go before variables.
