@@ -412,6 +412,33 @@ def test_logs_are_live_and_a_lost_connection_is_seen(browser: Any, tmp_path: Pat
         up.run("down", "--kill", code=None)
 
 
+def test_a_job_that_has_ended_shows_its_attempts_results_and_last_words(browser: Any, tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        script = "echo try $FAIRLEAD_ATTEMPT; echo 'why <b>it</b> failed' >&2; echo 1,2 > out.csv; exit 3"
+        given = ("--name", "sad", "--tries", "2", "--result", "out.csv", "--directory", str(tmp_path))
+        name = up.run("submit", *given, "--shell", "--", script).strip()
+        up.run("wait", name, code=1)
+        with opened(browser, up.url, up.token, view=f"jobs/{name}") as page:
+            page.get_by_test_id("last-words").get_by_text("why <b>it</b> failed").wait_for()
+            row = page.get_by_role("group", name="List of tasks").get_by_role("row").nth(1)
+            row.get_by_text("box").wait_for()
+            assert re.search(r"\d+ ?(ms|s)\b", row.inner_text()), row.inner_text()
+            page.get_by_role("button", name="Show the log").click()
+            log = page.get_by_test_id("log")
+            log.get_by_text("try 2").wait_for()
+            page.get_by_label("Attempt").select_option("1")
+            log.get_by_text("try 1").wait_for()
+            with page.expect_download() as download:
+                page.get_by_role("button", name="out.csv").first.click()
+            assert Path(download.value.path()).read_text() == "1,2\n"
+            page.get_by_role("button", name="Run again").click()
+            page.wait_for_function("name => !location.hash.endsWith('/' + name)", arg=name)
+            page.get_by_test_id("job-name").get_by_text("sad").wait_for()
+    finally:
+        up.close()
+
+
 def test_the_page_is_small_and_its_first_view_is_quick(browser: Any, cluster: Serving) -> None:
     with opened(browser, cluster.url, cluster.owner) as page:
         page.reload()

@@ -125,6 +125,16 @@ export async function* bytes(path: string, signal: AbortSignal): AsyncGenerator<
   }
 }
 
+/** Save a file of the server on this machine. A link cannot, because it sends no key of the session. */
+export async function save(path: string, name: string): Promise<void> {
+  const address = URL.createObjectURL(await (await send("GET", path)).blob());
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name.split("/").pop() ?? name;
+  link.click();
+  URL.revokeObjectURL(address);
+}
+
 export function query(values: Record<string, string | number | string[] | undefined>): string {
   const text = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
