@@ -154,7 +154,7 @@ class Scene:
 
     def clean(self) -> None:
         """Remove all pods, nodes and groups of earlier tests."""
-        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        self.namespace(NAMESPACE)
         for namespace in self.call("GET", "/api/v1/namespaces")["items"]:
             name = namespace["metadata"]["name"]
             self.call("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
@@ -162,7 +162,9 @@ class Scene:
         self.call("DELETE", "/api/v1/nodes")
 
     def namespace(self, name: str) -> str:
+        """Create a namespace, with the objects that admission of its pods needs."""
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self.call("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
         return name
 
     def node(
@@ -239,6 +241,25 @@ class Scene:
 
     def delete(self, name: str, namespace: str = NAMESPACE) -> None:
         self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}?gracePeriodSeconds=0")
+
+    def end(self, name: str, namespace: str = NAMESPACE, failed: bool = False) -> None:
+        """End a pod as a kubelet does."""
+        code, phase = (1, "Failed") if failed else (0, "Succeeded")
+        ended = {"exitCode": code, "reason": "Error" if failed else "Completed"}
+        status = {
+            "phase": phase,
+            "containerStatuses": [
+                {
+                    "name": "main",
+                    "state": {"terminated": ended},
+                    "ready": False,
+                    "restartCount": 0,
+                    "image": "none",
+                    "imageID": "",
+                }
+            ],
+        }
+        self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def reason(self, name: str) -> tuple[str, str]:
         """Return reason and message of a pod's condition PodScheduled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,7 +11,10 @@ import pytest
 from fairlead.kubernetes import updates
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter import Adapter
-from fairlead.kubernetes.names import GATE, ON_LOSS, PINNED
+from fairlead.kubernetes.in_flight import admit_patch
+from fairlead.kubernetes.names import GATE, KEPT_OFF, NOMINATED, ON_LOSS
+from fairlead.kubernetes.objects import REQUIRED, Affinity
+from fairlead.kubernetes.pods import read_needs
 from fairlead.kubernetes.units import Member
 from fairlead.testing import World
 from fairlead.views.manager_answers import manager_state
@@ -100,7 +104,7 @@ def pod(
     cpu: int = 1,
     on: str = "",
     gated: bool = False,
-    pinned: str = "",
+    nominated: str = "",
     scheduler: str = "",
     owner: bool = False,
     status: Json | None = None,
@@ -110,9 +114,9 @@ def pod(
     """A pod of a group of two named by its name up to a dash, or alone if it has none."""
     group, _, number = name.partition("-")
     if number:
-        annotations |= {"fairlead.dev/group": group, "fairlead.dev/min": "2"}
-    if pinned:
-        annotations[PINNED] = pinned
+        annotations = {"fairlead.dev/group": group, "fairlead.dev/min": "2"} | annotations
+    if nominated:
+        annotations[NOMINATED] = nominated
     owners = [{"kind": "ReplicaSet", "name": "set", "uid": "set", "controller": True}] if owner else None
     ports = [{"hostPort": port, "containerPort": port}] if port else None
     return read_pod(
@@ -124,7 +128,7 @@ def pod(
             "ownerReferences": owners,
         },
         spec={
-            "schedulerName": scheduler or ("default-scheduler" if gated or pinned else "fairlead"),
+            "schedulerName": scheduler or ("default-scheduler" if gated or nominated else "fairlead"),
             "nodeName": on,
             "containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}, "ports": ports}],
             "schedulingGates": [{"name": GATE}] if gated else None,
@@ -151,97 +155,135 @@ def members(play: Play) -> dict[str, Member]:
     return {member.name: member for member in play.adapter.members.values()}
 
 
-# -- pinned pods -----------------------------------------------------------------------------------------------------
+# -- nominated pods ------------------------------------------------------------------------------------------------
 
 
-def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(play: Play) -> None:
-    play.adapter.put_pod(pod("a", gated=True, owner=True))
+def cpus(play: Play) -> dict[str, int]:
+    """Return the CPUs that the partition has booked on each node."""
+    nodes = play.world.partition().nodes
+    return {nodes.name[row]: nodes.used["cpu"][row] // 1000 for row in nodes.rows.values()}
+
+
+def test_room_is_reserved_for_a_refused_pod_until_it_is_bound(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=3, gated=True, owner=True))
     play.connect()
-    assert play.carry_out() == [("pin", "a", "n1")]
-    play.adapter.put_pod(pod("a", pinned="n1", owner=True, status=REFUSED))
-    play.adapter.retry()
-    assert not play.calls  # its scheduler may still find room
+    assert play.carry_out() == [("admit", "a", "n1")]
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", owner=True, status=REFUSED))
+    play.adapter.put_pod(pod("other", cpu=2))
+    play.later()
+    assert not play.calls  # nothing is evicted, and the room is not given away
+    assert members(play)["a"].refused == "default-scheduler does not bind it: 0/2 nodes are available"
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", owner=True, on="n1"))
+    play.settle()
+    assert not members(play)["a"].refused and not play.adapter.nominated and cpus(play) == {"n1": 3}
+
+
+def test_the_room_of_a_pod_that_is_refused_for_long_is_given_to_others(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=3, gated=True))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", status=REFUSED))
+    play.adapter.put_pod(pod("other", cpu=2))
+    play.later(400)
+    assert play.carry_out() == [("bind", "other", "n1")]
     play.adapter.put_node(node("n2"))
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", on="n2"))  # its scheduler found a place in the end
     play.settle()
-    play.later()
-    play.adapter.retry()
-    assert play.carry_out() == [("evict", "a", "")]
-    assert "0/2 nodes are available" in members(play)["a"].lost
-    play.adapter.put_pod(pod("b", gated=True, owner=True))
-    play.adapter.drop_pod("uid-a")
-    play.settle()
-    assert play.carry_out() == [("pin", "b", "n2")]
-    play.adapter.put_pod(pod("other", cpu=4))
-    play.settle()
-    assert play.carry_out() == [("bind", "other", "n1")]  # it is refused for the one controller only
+    assert cpus(play) == {"n1": 2, "n2": 3}
 
 
-def test_a_refused_node_is_tried_again_after_a_while(play: Play) -> None:
-    play.adapter.put_pod(pod("a", gated=True, owner=True))
-    play.connect()
-    play.carry_out()
-    play.adapter.put_pod(pod("a", pinned="n1", owner=True, status=REFUSED))
-    play.later()
-    play.carry_out()
-    play.adapter.drop_pod("uid-a")
-    play.adapter.put_pod(pod("b", gated=True, owner=True))
-    play.settle()
-    assert not play.calls and not members(play)["b"].live
-    play.later(3600.0)
-    assert play.carry_out() == [("pin", "b", "n1")]
-
-
-def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(play: Play) -> None:
+def test_the_room_of_a_gang_is_reserved_until_all_of_it_is_bound(play: Play) -> None:
     for name in ("g-0", "g-1"):
-        play.adapter.put_pod(pod(name, gated=True, owner=True))
+        play.adapter.put_pod(pod(name, cpu=2, gated=True, owner=True))
     play.connect()
-    assert sorted(play.carry_out()) == [("pin", "g-0", "n1"), ("pin", "g-1", "n1")]
-    play.adapter.put_pod(pod("g-0", pinned="n1", owner=True, on="n1"))
-    play.adapter.put_pod(pod("g-1", pinned="n1", owner=True, status=REFUSED))
+    play.carry_out()
+    play.adapter.put_pod(pod("g-0", cpu=2, nominated="n1", owner=True, on="n1"))
+    play.adapter.put_pod(pod("g-1", cpu=2, nominated="n1", owner=True, status=REFUSED))
+    play.adapter.put_pod(pod("other", cpu=1))
+    play.later(4000)
+    assert not play.calls and cpus(play) == {"n1": 4}
+
+
+def test_a_nominated_pod_that_is_bound_elsewhere_is_booked_there(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=3, gated=True))
+    play.connect()
+    play.carry_out()
     play.adapter.put_node(node("n2"))
     play.settle()
-    play.later()
-    assert play.carry_out() == [("evict", "g-1", "")]
-    play.adapter.drop_pod("uid-g-1")
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", on="n2"))
     play.settle()
-    play.adapter.put_pod(pod("g-2", gated=True, owner=True))
-    play.settle()
-    assert play.carry_out() == [("pin", "g-2", "n2")]
+    assert cpus(play) == {"n1": 0, "n2": 3} and not play.problems
 
 
-def test_a_refused_pod_without_a_controller_stays_and_is_told(play: Play) -> None:
-    play.adapter.put_pod(pod("a", gated=True))
+def test_a_pod_on_a_node_that_was_filled_meanwhile_is_evicted(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=3, gated=True))
     play.connect()
     play.carry_out()
-    play.adapter.put_pod(pod("a", pinned="n1", status=REFUSED))
-    play.later()
-    assert not play.calls
-    assert members(play)["a"].lost == "default-scheduler does not bind it to n1: 0/2 nodes are available"
-    play.adapter.put_pod(pod("a", pinned="n1", on="n1"))
-    assert not members(play)["a"].lost and not play.adapter.pinned
-
-
-def test_a_pinned_pod_whose_scheduler_makes_room_is_left(play: Play) -> None:
-    play.adapter.put_pod(pod("a", gated=True, owner=True))
-    play.connect()
-    play.carry_out()
-    play.adapter.put_pod(pod("a", pinned="n1", owner=True, status={**REFUSED, "nominatedNodeName": "n1"}))
-    play.later()
-    assert not play.calls
-
-
-def test_a_pinned_pod_whose_node_is_gone_is_taken_back(play: Play) -> None:
-    play.adapter.put_pod(pod("a", gated=True, owner=True))
-    play.connect()
-    play.carry_out()
-    play.adapter.put_pod(pod("a", pinned="n1", owner=True))
-    play.adapter.drop_node("uid-n1")
+    play.adapter.put_node(node("n2"))
+    play.adapter.put_pod(pod("b", cpu=3))
     play.settle()
-    play.later()
+    assert play.carry_out() == [("bind", "b", "n2")]
+    play.adapter.put_pod(pod("b", cpu=3, on="n2"))
+    play.adapter.put_pod(pod("a", cpu=3, nominated="n1", on="n2"))  # bound before its scheduler saw b there
+    play.settle()
+    play.adapter.retry()
     assert play.carry_out() == [("evict", "a", "")]
+    assert "cpu of node n2" in members(play)["a"].lost
 
 
-def test_pinned_pods_are_paired_with_the_tasks_on_their_nodes_after_a_start(play: Play) -> None:
+def test_nodes_that_only_fairlead_has_drained_are_kept_from_other_schedulers(play: Play) -> None:
+    for name in ("n2", "n3", "n4"):
+        play.adapter.put_node(node(name, **({"unschedulable": True} if name == "n4" else {})))
+    play.connect()
+    play.world.drain("n2")
+    play.world.cycle()
+    play.take()
+    assert play.adapter.kept_off() == ["n2"]
+
+
+HAS_A: Json = {"key": "a", "operator": "Exists"}
+NOT_N2: Json = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n2"]}
+
+
+def affine(found: Any, *conditions: Json) -> Any:
+    """Give a pod a required affinity to nodes that meet these conditions; none if there are none."""
+    required = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": list(conditions)}]}}
+    found.spec.affinity = msgspec.convert({"nodeAffinity": required}, Affinity) if conditions else None
+    return found
+
+
+def test_a_node_is_kept_off_by_a_condition_on_each_term() -> None:
+    def step(found: Any) -> Json:
+        (changed,) = (step for step in json.loads(admit_patch(found, GATE, "n1", ["n2"])) if "affinity" in step["path"])
+        return dict(changed)
+
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [NOT_N2]}]}
+    plain = step(affine(pod("plain", gated=True)))
+    assert plain == {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": {REQUIRED: terms}}}
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms/0/matchExpressions/-"
+    assert step(affine(pod("choosy", gated=True), HAS_A)) == {"op": "add", "path": path, "value": NOT_N2}
+
+
+@pytest.mark.parametrize("wanted", [(), (HAS_A,)])
+def test_what_was_added_to_a_gated_pod_makes_no_difference(wanted: tuple[Json, ...]) -> None:
+    """Its ask is the same after a restart."""
+    before = affine(pod("a", gated=True), *wanted)
+    after = affine(pod("a", nominated="n1", **{KEPT_OFF: "n2"}), *wanted, NOT_N2)
+    assert read_needs(before) == read_needs(after)
+
+
+def test_a_nominated_pod_whose_node_is_gone_gets_room_elsewhere(play: Play) -> None:
+    play.adapter.put_pod(pod("a", gated=True, owner=True))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", nominated="n1", owner=True))
+    play.adapter.drop_node("uid-n1")
+    play.adapter.put_node(node("n2"))
+    play.settle()
+    assert play.carry_out() == [("admit", "a", "n2")] and cpus(play) == {"n2": 1}
+
+
+def test_nominated_pods_are_paired_with_the_tasks_on_their_nodes_after_a_start(play: Play) -> None:
     play.adapter.put_node(node("n2"))
     for name in ("g-0", "g-1"):
         play.adapter.put_pod(pod(name, cpu=3, gated=True))
@@ -252,7 +294,7 @@ def test_pinned_pods_are_paired_with_the_tasks_on_their_nodes_after_a_start(play
     for name in ("n1", "n2"):
         play.adapter.put_node(node(name))
     for name in ("g-1", "g-0"):
-        play.adapter.put_pod(pod(name, cpu=3, pinned=where[name]))
+        play.adapter.put_pod(pod(name, cpu=3, nominated=where[name]))
     play.connect()
     assert not play.calls
     assert {name: member.placed for name, member in members(play).items()} == where
@@ -260,16 +302,16 @@ def test_pinned_pods_are_paired_with_the_tasks_on_their_nodes_after_a_start(play
 
 def test_a_pod_that_names_a_node_by_itself_books_nothing(play: Play) -> None:
     """The annotation can be written by users: such a pod is booked when it is bound, and asks for nothing."""
-    play.adapter.put_pod(pod("a", pinned="n1", scheduler="default-scheduler"))
+    play.adapter.put_pod(pod("a", nominated="n1", scheduler="default-scheduler"))
     play.connect()
     assert not play.calls and not play.problems
     assert not play.world.partition().jobs
-    play.adapter.put_pod(pod("a", pinned="n1", scheduler="default-scheduler", on="n1"))
+    play.adapter.put_pod(pod("a", nominated="n1", scheduler="default-scheduler", on="n1"))
     play.settle()
     assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
 
 
-def test_a_pinned_pod_that_has_to_stop_is_evicted(play: Play) -> None:
+def test_a_nominated_pod_that_has_to_stop_is_evicted(play: Play) -> None:
     """It would be bound later otherwise, where its room is given to another pod."""
     play.adapter.put_pod(pod("a", gated=True))
     play.connect()
@@ -279,6 +321,122 @@ def test_a_pinned_pod_that_has_to_stop_is_evicted(play: Play) -> None:
     play.world.cycle()
     play.take()
     assert [target.verb for target in play.calls] == ["delete"]
+
+
+def test_gated_pods_keep_their_bookings_after_a_start(play: Play) -> None:
+    """They are bound by now, and have the annotation that Fairlead added."""
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, cpu=2, gated=True))
+    play.connect()
+    play.carry_out()
+    play.restart()
+    play.adapter.put_node(node("n1"))
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, cpu=2, nominated="n1", on="n1"))
+    play.adapter.put_pod(pod("late", cpu=1))
+    play.connect()
+    assert not play.calls and cpus(play) == {"n1": 4} and not play.problems
+
+
+def test_pods_of_an_ask_that_the_partition_does_not_know_are_booked_with_their_resources(play: Play) -> None:
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, cpu=1))
+    play.connect()
+    play.carry_out()
+    play.restart()
+    play.adapter.put_node(node("n1"))
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, cpu=2, on="n1"))  # resized while no adapter ran
+    play.adapter.put_pod(pod("late", cpu=1))
+    play.connect()
+    assert not play.calls and cpus(play) == {"n1": 4} and not play.problems
+
+
+# -- nodes that come back, and pods that change ------------------------------------------------------------------------
+
+
+def test_pods_on_a_node_that_is_made_again_are_booked_there(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=4))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", cpu=4, on="n1"))
+    play.adapter.put_pod(pod("b", cpu=4))
+    play.settle()
+    play.adapter.drop_node("uid-n1")
+    again = node("n1")
+    again.metadata.uid = "uid-again"
+    play.adapter.put_node(again)
+    play.settle()
+    assert not play.calls
+    play.later(20)
+    assert not play.calls and cpus(play) == {"n1": 4}
+    play.adapter.drop_pod("uid-a")
+    play.settle()
+    assert play.carry_out() == [("bind", "b", "n1")]
+
+
+def test_a_node_that_is_listed_again_under_its_name_stays(play: Play) -> None:
+    play.connect()
+    again = node("n1")
+    again.metadata.uid = "uid-again"
+    play.adapter.put_node(again)
+    play.settle()
+    play.adapter.drop_node("uid-n1")
+    play.adapter.put_pod(pod("a"))
+    play.settle()
+    assert play.carry_out() == [("bind", "a", "n1")]
+
+
+def test_a_pod_that_is_resized_in_place_uses_what_it_has_now(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=1))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", cpu=1, on="n1"))
+    play.adapter.put_pod(pod("a", cpu=3, on="n1"))
+    play.adapter.put_pod(pod("b", cpu=2))
+    play.settle()
+    assert not play.calls
+    granted = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": 3}}]}
+    play.adapter.put_pod(pod("a", cpu=2, on="n1", status=granted))  # it still has what it gives back
+    play.settle()
+    assert not play.calls
+    play.adapter.put_pod(pod("a", cpu=2, on="n1"))
+    play.settle()
+    assert play.carry_out() == [("bind", "b", "n1")]
+    play.adapter.drop_pod("uid-a")
+    play.adapter.put_pod(pod("c", cpu=2))
+    play.settle()
+    assert play.carry_out() == [("bind", "c", "n1")]
+
+
+def test_a_waiting_gang_that_becomes_smaller_starts(play: Play) -> None:
+    names = [f"g-{at}" for at in range(5)]
+    for name in names:
+        play.adapter.put_pod(pod(name, **{"fairlead.dev/min": "5"}))
+    play.connect()
+    assert not play.calls
+    for name in names:
+        play.adapter.put_pod(pod(name, **{"fairlead.dev/min": "4"}))
+    play.adapter.touch_units([play.adapter.members["uid-g-0"].unit.key])
+    play.settle()
+    play.later(5)
+    assert len(play.carry_out()) == 4
+
+
+def test_pods_that_have_succeeded_count_for_the_minimum(play: Play) -> None:
+    play.adapter.objects.put_succeeded(pod("g-0", owner=True))
+    other = pod("g-9", owner=True)
+    other.metadata.owner_references[0].uid = "an earlier run"
+    play.adapter.objects.put_succeeded(other)
+    play.adapter.put_pod(pod("g-1", owner=True))
+    play.connect()
+    assert play.carry_out() == [("bind", "g-1", "n1")]
+    play.adapter.objects.drop_succeeded("uid-g-0")
+    play.adapter.drop_pod("uid-g-1")
+    play.settle()
+    play.adapter.put_pod(pod("g-2", owner=True))
+    play.settle()
+    assert not play.calls and members(play)["g-2"].unit.why[1] == "1 of 2 pods exist"
 
 
 # -- after a start ---------------------------------------------------------------------------------------------------

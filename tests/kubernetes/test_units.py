@@ -18,7 +18,7 @@ def ask(
     count: int, live: dict[str, list[int]], waiting: list[int], ended: list[int], state: str = "running"
 ) -> ManagerAsk:
     tasks = [ManagerTasks(node=node, indices=indices, state=state, cause="") for node, indices in live.items()]
-    return ManagerAsk(ask="x", count=count, live=tasks, waiting=waiting, ended=ended)
+    return ManagerAsk(ask="x", count=count, min=1, live=tasks, waiting=waiting, ended=ended)
 
 
 def names(pairing: Pairing) -> dict[str, object]:

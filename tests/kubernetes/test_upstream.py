@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairlead.kubernetes.names import GATE, PINNED
+from fairlead.kubernetes.names import GATE, NOMINATED
+from fairlead.kubernetes.objects import PREFERRED, REQUIRED
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.scene import FAIRLEAD, NAMESPACE, Json, Scene, scenes
 
@@ -43,7 +44,7 @@ def whole(whole_plane: ControlPlane, tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
-def test_gated_pods_are_pinned_and_bound_by_kube_scheduler(whole: Scene) -> None:
+def test_gated_pods_are_admitted_and_bound_by_kube_scheduler(whole: Scene) -> None:
     whole.node("n1")
     whole.node("n2")
     gang = whole.gang("app", 6, scheduler="default-scheduler", gates=[GATE])
@@ -51,8 +52,8 @@ def test_gated_pods_are_pinned_and_bound_by_kube_scheduler(whole: Scene) -> None
     nodes = whole.wait_bound(*gang)
     for name, pod in whole.pods(NAMESPACE).items():
         assert not pod["spec"].get("schedulingGates")
-        assert pod["metadata"]["annotations"][PINNED] == nodes[name]
-        assert pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] == nodes[name]
+        assert pod["metadata"]["annotations"][NOMINATED] == nodes[name]
+        assert "nodeSelector" not in pod["spec"] and "affinity" not in pod["spec"]
     too_many = whole.gang("more", 4, scheduler="default-scheduler", gates=[GATE])
     whole.settle(2)
     assert not whole.nodes_of("more")
@@ -75,39 +76,147 @@ def test_a_pod_waits_for_the_gates_of_others(whole: Scene) -> None:
     for name in ("gated", "bound"):
         whole.call("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", patch, "application/json-patch+json")
     assert whole.wait_bound("gated", "bound")["gated"] == "n2"
-    selector = whole.pods()["gated"]["spec"]["nodeSelector"]
-    assert selector == {"zone": "a", "kubernetes.io/hostname": "n2"}
 
 
-def test_a_pinned_pod_that_kube_scheduler_refuses_is_taken_back(whole: Scene) -> None:
-    """Its controller makes another one, which is placed elsewhere. A pod without a controller is told."""
-    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+def told(scene: Scene, name: str) -> list[str]:
+    """Return the texts of the events of a pod."""
+    events = scene.call("GET", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
+    return [event["note"] for event in events if event["regarding"]["name"] == name]
+
+
+def gated(name: str, pods: int, spec: Json | None = None, **of_job: object) -> Json:
+    """Return a Job whose pods have Fairlead's gate, with more keys of their specification."""
+    made = job(name, pods, **of_job)
+    gate = {"schedulerName": "default-scheduler", "schedulingGates": [{"name": GATE}]}
+    made["spec"]["template"]["spec"] |= {**gate, **(spec or {})}
+    return made
+
+
+JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+
+
+def test_kube_scheduler_decides_where_if_it_knows_more(whole: Scene) -> None:
+    """Fairlead knows nothing of the pod on n1. Nothing is evicted, so `backoffLimit` is not used up."""
     whole.node("n1", labels={"first": "yes"})
     whole.node("n2")
     whole.pod("there", labels={"app": "there"}, nodeName="n1")
     term = {"labelSelector": {"matchLabels": {"app": "there"}}, "topologyKey": "kubernetes.io/hostname"}
     prefer = {"weight": 100, "preference": {"matchExpressions": [{"key": "first", "operator": "Exists"}]}}
-    soft = "preferredDuringSchedulingIgnoredDuringExecution"
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    apart = {"podAntiAffinity": {REQUIRED: [term]}}
     whole.start_adapter(lease="fairlead/fairlead-kubernetes")
-    made = job("apart", 1)
-    made["spec"]["template"]["spec"] |= {
-        "schedulerName": "default-scheduler",
-        "schedulingGates": [{"name": GATE}],
-        "affinity": {**apart, "nodeAffinity": {soft: [prefer]}},
-    }
-    whole.call("POST", path, made)
-    alone = {"affinity": apart, "nodeSelector": {"first": "yes"}}
-    whole.pod("alone", scheduler="default-scheduler", gates=[GATE], **alone)
-    whole.wait(lambda: set(whole.nodes_of("apart").values()) == {"n2"}, "another pod is bound elsewhere", 300)
-
-    def told() -> list[str]:
-        events = whole.call("GET", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
-        return [event["note"] for event in events if event["regarding"]["name"] == "alone"]
-
-    whole.wait(lambda: any("does not bind it to n1" in note for note in told()), "the other pod is told")
+    affinity = {"affinity": {**apart, "nodeAffinity": {PREFERRED: [prefer]}}}
+    whole.call("POST", JOBS, gated("apart", 1, affinity, backoffLimit=0))
+    whole.wait(lambda: set(whole.nodes_of("apart").values()) == {"n2"}, "the pod is bound elsewhere", 20)
+    whole.wait(lambda: used(whole) == {"n1": 1, "n2": 1}, "it is booked there")
+    whole.pod("alone", scheduler="default-scheduler", gates=[GATE], affinity=apart, nodeSelector={"first": "yes"})
+    whole.wait(lambda: any("does not bind it" in note for note in told(whole, "alone")), "the other pod is told")
     assert "alone" in whole.pods()
-    whole.call("DELETE", f"{path}/apart?propagationPolicy=Background")
+    whole.delete("there")
+    whole.wait_bound("alone")
+    whole.call("DELETE", f"{JOBS}/apart?propagationPolicy=Background")
+
+
+def used(scene: Scene) -> dict[str, int]:
+    """Return the CPUs that are booked or used on each node, by the server's word."""
+    nodes = scene.fairlead.get("/nodes").json()["nodes"]
+    return {node["name"]: 4 - int(node["free"].get("cpu", 0)) for node in nodes}
+
+
+def test_gated_pods_are_spread_over_zones(whole: Scene) -> None:
+    for at in range(4):
+        whole.node(f"n{at}", labels={"zone": "a" if at < 3 else "b"})
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "zone",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"batch.kubernetes.io/job-name": "wide"}},
+    }
+    whole.call("POST", JOBS, gated("wide", 4, {"topologySpreadConstraints": [spread]}, completionMode="Indexed"))
+    nodes = whole.wait(lambda: len(found := whole.nodes_of("wide")) == 4 and found, "all are bound")
+    assert sorted(nodes.values()).count("n3") == 2, nodes
+    whole.call("DELETE", f"{JOBS}/wide?propagationPolicy=Background")
+
+
+def test_a_gated_job_with_a_volume_in_one_zone(whole: Scene) -> None:
+    whole.node("n1", labels={"zone": "a", "first": "yes"})
+    whole.node("n2", labels={"zone": "b"})
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+    volume = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "hostPath": {"path": "/tmp"},
+        "claimRef": {"namespace": NAMESPACE, "name": "data"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [zone]}},
+    }
+    whole.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": "data"}, "spec": volume})
+    claim = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "volumeName": "data",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    claims = f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims"
+    whole.call("POST", claims, {"metadata": {"name": "data"}, "spec": claim})
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    mounted = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+    whole.call("POST", JOBS, gated("zonal", 4, mounted, completionMode="Indexed", backoffLimit=0))
+    whole.wait(lambda: list(whole.nodes_of("zonal").values()) == ["n2"] * 4, "all are bound where the volume is", 30)
+    whole.call("DELETE", f"{JOBS}/zonal?propagationPolicy=Background")
+    whole.call("DELETE", f"{claims}/data")
+    whole.call("DELETE", "/api/v1/persistentvolumes/data")
+
+
+def test_gated_pods_keep_their_bookings_when_the_adapter_restarts(whole: Scene) -> None:
+    whole.node("n1")
+    whole.node("n2")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    whole.call("POST", JOBS, gated("gang", 6, completionMode="Indexed"))
+    whole.wait(lambda: len(whole.nodes_of("gang")) == 6, "the gang runs")
+    whole.kill_adapter()
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    late = [whole.pod(f"late-{at}") for at in range(4)]
+    whole.wait(lambda: len(whole.nodes_of("late")) == 2, "two more are bound")
+    whole.settle(2)
+    assert len(whole.nodes_of("late")) == 2 and not whole.overbooked()
+    assert sum(used(whole).values()) == 8
+    for name in late:
+        whole.delete(name)
+    whole.call("DELETE", f"{JOBS}/gang?propagationPolicy=Background")
+
+
+def test_the_last_pod_of_a_gang_is_tried_again(whole: Scene) -> None:
+    """Three of four have succeeded: they count for the gang's size."""
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    whole.call("POST", JOBS, job("tried", 4, completionMode="Indexed"))
+    whole.wait(lambda: len(whole.nodes_of("tried")) == 4, "the gang runs")
+    *good, bad = sorted(whole.nodes_of("tried"))
+    for name in good:
+        whole.end(name)
+    whole.wait(lambda: len(whole.jobs()) == 1 and whole.jobs()[0]["running"] == 1, "one is left")
+    whole.end(bad, failed=True)
+    (again,) = whole.wait(lambda: set(whole.nodes_of("tried")) - {*good, bad}, "its pod is made again and bound", 30)
+    whole.call("PATCH", f"{JOBS}/tried", {"spec": {"suspend": True}})
+    whole.wait(lambda: again not in whole.pods(), "the pod is gone")
+    whole.call("PATCH", f"{JOBS}/tried", {"spec": {"suspend": False}})
+    (last,) = whole.wait(lambda: set(whole.nodes_of("tried")) - {*good, bad}, "it starts again", 30)
+    whole.end(last)
+    whole.wait(lambda: whole.call("GET", f"{JOBS}/tried")["status"].get("succeeded") == 4, "the Job is complete")
+    whole.call("DELETE", f"{JOBS}/tried?propagationPolicy=Background")
+
+
+def test_a_waiting_gang_becomes_smaller(whole: Scene) -> None:
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    whole.call("POST", JOBS, job("large", 6, completionMode="Indexed"))
+    whole.wait(lambda: len(whole.jobs()) == 1, "it waits")
+    whole.settle(1)
+    assert not whole.nodes_of("large")
+    whole.call("PATCH", f"{JOBS}/large", {"spec": {"parallelism": 3, "completions": 3}})
+    whole.wait(lambda: len(whole.nodes_of("large")) == 3, "the smaller gang runs", 30)
+    whole.call("DELETE", f"{JOBS}/large?propagationPolicy=Background")
 
 
 def test_adapters_restart_while_gated_pods_wait(whole: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Calls to the API server that carry out decisions: bind a pod, pin it to a node, evict it, or delete it.
+"""Calls to the API server that carry out decisions: bind a pod, admit it, evict it, or delete it.
 
 Actions run in the order given, many at a time. Those of one gang begin together, before any of the next gang, so that
 a gang is bound within milliseconds. An action that may succeed later is retried with growing pauses. When an action
@@ -19,7 +19,7 @@ from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.objects import Pod, message_of
 from fairlead.kubernetes.reflector import pause_after
 
-Verb = Literal["bind", "pin", "evict", "delete"]
+Verb = Literal["bind", "admit", "evict", "delete"]
 AT_ONCE = 16
 """Calls in progress at a time. With more, each call takes longer, and so does a gang."""
 BIND_WITHIN = 30.0
@@ -43,7 +43,7 @@ class Target(msgspec.Struct, eq=False):
     gang: str = ""
     """The job whose actions begin together with this one; empty if none."""
     body: bytes = b""
-    """The patch of a `pin`."""
+    """The patch of an `admit`."""
     begun: bool = False
     """True once the call may have been sent."""
     cancelled: bool = False
@@ -132,6 +132,10 @@ class Performer:
             self._news.set()
 
     async def _carry_out(self, target: Target) -> None:
+        if target.verb == "admit":
+            # kube-scheduler tries the nominated node first. It is only a hint, so a refusal does not matter.
+            body = _encode({"metadata": {"uid": target.uid}, "status": {"nominatedNodeName": target.node}})
+            await self._http.call("PATCH", f"{target.path}/status", body, "application/merge-patch+json")
         method, path, body, kind = _request(target)
         reply = await self._http.call(method, path, body, kind)
         self._count(target, str(reply.status))
@@ -169,7 +173,7 @@ class Performer:
     def _again(self, target: Target, problem: str, after: float = 0.0, gives_up: bool = True) -> None:
         target.tries += 1
         self._count(target, "retried")
-        if gives_up and target.verb in ("bind", "pin") and monotonic() - target.since > BIND_WITHIN:
+        if gives_up and target.verb in ("bind", "admit") and monotonic() - target.since > BIND_WITHIN:
             self._refused(target, problem)
             return
         if target.tries in (1 if target.verb == "evict" else 3, 10):
@@ -192,7 +196,7 @@ def _request(target: Target) -> tuple[str, str, bytes, str]:
             "target": {"apiVersion": "v1", "kind": "Node", "name": target.node},
         }
         return "POST", f"{target.path}/binding", _encode(body), kind
-    if target.verb == "pin":
+    if target.verb == "admit":
         return "PATCH", target.path, target.body, "application/json-patch+json"
     options = {"preconditions": {"uid": target.uid}}
     if target.verb == "evict":

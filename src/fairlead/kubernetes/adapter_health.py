@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ class Health(Collector):
         if not self.leads:
             return "another adapter holds the lease"
         for follower in runner.followers:
-            if not follower.synced.is_set():
+            if follower.needed and not follower.synced.is_set():
                 return f"the list of {follower.path} is not complete"
         return "" if runner.connected else "no connection to the Fairlead server"
 
@@ -64,8 +65,11 @@ class Health(Collector):
             calls.add_metric([verb, result], count)
         yield calls
         lists = CounterMetricFamily("fairlead_kubernetes_lists", "Complete lists that were read.", labels=["path"])
+        relists: Counter[str] = Counter()
         for follower in runner.followers:
-            lists.add_metric([follower.path], follower.relists)
+            relists[follower.path] += follower.relists
+        for path, count in relists.items():
+            lists.add_metric([path], count)
         yield lists
 
     async def serve(self, listen: str) -> None:

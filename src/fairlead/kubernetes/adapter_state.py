@@ -14,42 +14,13 @@ import msgspec
 
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.groups import GroupObjects
-from fairlead.kubernetes.names import GATE, SCHEDULER
-from fairlead.kubernetes.nodes import MAX_REASON, Others, amounts_of
-from fairlead.kubernetes.objects import Node
-from fairlead.kubernetes.pods import NODE_NAME, Needs
+from fairlead.kubernetes.names import GATE, HOSTNAME, SCHEDULER
+from fairlead.kubernetes.nodes import MAX_REASON, Amounts, Others, amounts_of, node_state
+from fairlead.kubernetes.objects import Node, Pod
+from fairlead.kubernetes.pods import used_by
+from fairlead.kubernetes.quantities import add
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Task, Unit
-
-KEPT = 300.0
-"""Seconds for which a refusal counts, because its cause may be gone later."""
-
-
-class Refusals:
-    """Refused nodes by the uid of the pods' controller."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, dict[str, float]] = {}
-
-    def add(self, controller: str, node: str, now: float) -> None:
-        self._until.setdefault(controller, {})[node] = now + KEPT
-
-    def apply(self, controller: str, needs: Needs) -> Needs:
-        """Return needs that exclude the refused nodes."""
-        nodes = sorted(self._until.get(controller, ()))
-        if not nodes:
-            return needs
-        others = f"{NODE_NAME} notin ({','.join(nodes)})"
-        where = tuple(f"{term}, {others}" for term in needs.where) or (others,)
-        return msgspec.structs.replace(needs, where=where)
-
-    def expire(self, now: float) -> set[str]:
-        """Forget old refusals. Return the controllers whose pods may use more nodes."""
-        before = self._until
-        left = {key: {node: until for node, until in nodes.items() if until > now} for key, nodes in before.items()}
-        self._until = {key: nodes for key, nodes in left.items() if nodes}
-        return {key for key, nodes in left.items() if len(nodes) < len(before[key])}
-
 
 MOST_ASKS = 1_000
 """Number of known asks from which on those of removed pods are forgotten."""
@@ -102,14 +73,17 @@ class State:
         """Name in the partition → name in the cluster."""
         self.members: dict[str, Member] = {}
         """Pods that Fairlead schedules, by uid."""
-        self.pinned: dict[str, Member] = {}
-        """Pinned pods that are not bound yet."""
+        self.nominated: dict[str, Member] = {}
+        """Nominated pods that are not bound yet."""
         self.units: dict[str, Unit] = {}
         """Units by key."""
         self.jobs: dict[str, Unit] = {}
         """Units by job."""
         self.others = Others()
-        self.refusals = Refusals()
+        self.closed: dict[str, None] = {}
+        """Nodes, by their names in the partition, that are not up there."""
+        self.suspects: dict[str, str] = {}
+        """Nodes on which another scheduler bound a pod that Fairlead did not expect there → its uid."""
         self.ports: dict[str, None] = {}
         """Host ports that these pods ask for."""
         self.most_asks = MOST_ASKS
@@ -148,6 +122,21 @@ class State:
         known = self.nodes.get(self.others.node_of.get(name, ""))
         return known.node if known is not None else None
 
+    def note_state(self, name: str, state: str) -> None:
+        """Record the state of a node in the partition."""
+        if state == "up":
+            self.closed.pop(name, None)
+        else:
+            self.closed[name] = None
+
+    def kept_off(self) -> list[str]:
+        """Return the hostnames of nodes that are drained or disabled only in Fairlead: other schedulers do not know."""
+        names = (self.node_names[name] for name in self.closed if name in self.node_names)
+        nodes = (node for name in sorted(names) if (node := self.node(name)) is not None)
+        return [
+            node.metadata.label(HOSTNAME) or node.metadata.name for node in nodes if node_state(node)[0] == "enable"
+        ]
+
     def release(self, task: Task, lost: str = "") -> None:
         """Release an allocated task that has no pod any more. `lost` says why it was lost; empty if it was not."""
         how = {"lost": True, "reason": lost[:MAX_REASON]} if lost else {"withdraw": True}
@@ -161,18 +150,33 @@ class State:
         self.ending[task] = ""
         self.changed.set()
 
-    def recover(self, task: Task, node: str) -> None:
-        """Have the task of a bound pod booked on the node of the pod."""
-        self.out.recover.append(task.item(node=node))
+    def recover(self, task: Task, node: str, **keys: Any) -> None:
+        """Have the task of a bound pod booked on the node of the pod. A new ask needs the keys of its stage."""
+        self.out.recover.append(task.item(node=node, **keys))
 
     def count_unbooked(self, unit: Unit) -> None:
         """Count bound pods without a task as use by others, until the partition books them."""
         for member in unit.members.values():
-            if member.bound and member.index < 0 and member.uid not in self.others:
-                node = self.node_names.get(member.bound, member.bound)
-                self.touch_nodes(self.others.count(member.uid, node, amounts_of(member, self.objects)))
+            if member.bound and member.index < 0:
+                self._count(member, amounts_of(member, self.objects))
 
     def booked(self, member: Member) -> None:
         """Record that the partition books a bound pod on its node. The pod's object is no longer needed."""
-        member.pod = None
-        self.touch_nodes(self.others.drop(member.uid))
+        pod, member.pod = member.pod, None
+        if pod is None:
+            self.touch_nodes(self.others.drop(member.uid))
+        else:
+            self.count_resize(member, pod)
+
+    def count_resize(self, member: Member, pod: Pod) -> None:
+        """Count what a booked pod uses more or less than its task, because it was resized in place."""
+        used = used_by(pod)
+        add(used, amounts_of(member, self.objects), -1)
+        if used:
+            self._count(member, used)
+        else:
+            self.touch_nodes(self.others.drop(member.uid))
+
+    def _count(self, member: Member, amounts: Amounts) -> None:
+        cluster_name = self.node_names.get(member.bound, member.bound)
+        self.touch_nodes(self.others.count(member.uid, cluster_name, amounts))

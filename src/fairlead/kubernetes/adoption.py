@@ -61,6 +61,7 @@ def _forget_sent(state: State) -> Losses:
 
 def _adopt_nodes(state: State, nodes: Iterable[wire.ManagerNode]) -> None:
     told = {node.name: node for node in nodes}
+    state.closed = {name: None for name, node in told.items() if node.state != "up"}
     names = {known.name for known in state.nodes.values()}
     state.out.nodes += [{"name": name, "action": "remove"} for name in told if name not in names]
     for uid, known in state.nodes.items():
@@ -71,16 +72,18 @@ def _adopt_nodes(state: State, nodes: Iterable[wire.ManagerNode]) -> None:
 
 
 def _adopt_job(state: State, unit: Unit, job: wire.ManagerJob, losses: Losses) -> list[Member]:
-    """Give the pods of a unit their tasks. Return the pods that have a node and are neither bound nor pinned."""
+    """Give the pods of a unit their tasks. Return the pods that have a node and are neither bound nor nominated."""
     shape(state, unit)
     unit.sent = True
     unit.ended = job.over
+    unit.minimum = {}
     unstarted: list[Member] = []
     by_ask: dict[str, list[Member]] = {}
     for member in unit.members.values():
         by_ask.setdefault(member.ask, []).append(member)
     for ask in job.asks:
         unit.slots[ask.ask] = [None] * ask.count
+        unit.minimum[ask.ask] = ask.min
         pairing = pair(ask, by_ask.pop(ask.ask, []))
         for member, index, node, stops in pairing.live:
             unit.give(member, index)
@@ -89,7 +92,7 @@ def _adopt_job(state: State, unit: Unit, job: wire.ManagerJob, losses: Losses) -
                 stop(state, member, "")
             elif member.bound:
                 state.booked(member)
-            elif not member.pinned and member.action is None:
+            elif not member.nominated and member.action is None:
                 unstarted.append(member)
         for member, index in pairing.recover:
             unit.give(member, index)
@@ -106,8 +109,8 @@ def _adopt_job(state: State, unit: Unit, job: wire.ManagerJob, losses: Losses) -
 
 
 def _start_again(state: State, unstarted: list[Member]) -> None:
-    """Bind or pin pods that the partition placed before. The cluster may have changed since, so their nodes are checked
-    again; a task that no longer fits is lost."""
+    """Bind or admit pods that the partition placed before. The cluster may have changed since, so their nodes are
+    checked again; a task that no longer fits is lost."""
     free = FreeCapacity(state.members.values(), {member.placed for member in unstarted}, state.objects, state.others)
     for member in unstarted:
         node = state.node(state.node_names.get(member.placed, ""))
@@ -115,4 +118,4 @@ def _start_again(state: State, unstarted: list[Member]) -> None:
         if problem:
             lose(state, member, problem)
         else:
-            begin(state, member, "pin" if member.gated else "bind")
+            begin(state, member, "admit" if member.gated else "bind")

@@ -139,6 +139,10 @@ class GroupObjects:
         self.asks: dict[str, tuple[str, Needs]] = {}
         """Ask → the part and the needs of its pods. Equal asks of different groups share an entry."""
         self._names: dict[tuple[str, Needs], str] = {}
+        self._succeeded: dict[str, tuple[str, tuple[str, str]]] = {}
+        """Pods that have succeeded → key of their group, and their part and controller."""
+        self._counts: dict[str, Counter[tuple[str, str]]] = {}
+        """Key of a group → part and controller → number of pods that have succeeded."""
 
     def followed(self) -> list[Follow]:
         """Return what to watch: path, type, and the functions to call with each changed object and each removed uid."""
@@ -170,6 +174,34 @@ class GroupObjects:
             del self._facts[key]
             self.touched([_group_key(key, uid)])
 
+    def put_succeeded(self, pod: Pod) -> None:
+        """Count a pod that has succeeded for the minimum of its gang."""
+        belongs, uid = membership(pod), pod.metadata.uid
+        if belongs.kind != "Pod" and uid not in self._succeeded:
+            entry = self._succeeded[uid] = belongs.key, (belongs.part, _controller(pod))
+            self._counts.setdefault(entry[0], Counter())[entry[1]] += 1
+            self.touched([belongs.key])
+
+    def drop_succeeded(self, uid: str) -> None:
+        """Forget a pod that had succeeded."""
+        key, entry = self._succeeded.pop(uid, ("", ("", "")))
+        if key:
+            self._counts[key][entry] -= 1
+            if not self._counts[key].total():
+                del self._counts[key]
+
+    def succeeded(self, member: Membership, pods: Sequence[Pod]) -> Counter[str]:
+        """Return how many pods of each part of a group have succeeded: of the controllers of these pods, because a
+        later run of other controllers may have the name of the group. Jobs and JobSets have pods of one run only."""
+        found: Counter[str] = Counter()
+        counts = self._counts.get(member.key)
+        if counts:
+            controllers = {_controller(pod) for pod in pods} - {""}
+            for (part, controller), count in counts.items():
+                if member.kind in ("Job", "JobSet") or controller in controllers:
+                    found[part] += count
+        return found
+
     def find(self, kind: str, namespace: str, name: str) -> Facts | None:
         return self._facts.get((kind, namespace, name), ("", None))[1]
 
@@ -192,6 +224,11 @@ class GroupObjects:
 
     def _drop_class(self, uid: str) -> None:
         self.classes = {name: each for name, each in self.classes.items() if each.metadata.uid != uid}
+
+
+def _controller(pod: Pod) -> str:
+    owner = pod.metadata.controller
+    return owner.uid if owner is not None else ""
 
 
 def _group_key(key: tuple[str, str, str], uid: str) -> str:
@@ -219,6 +256,8 @@ class Group(msgspec.Struct):
     on_loss: str = ""
     ignored: tuple[str, ...] = ()
     """Preferences of the pods that are not considered."""
+    succeeded: Counter[str] = msgspec.field(default_factory=Counter)
+    """Part → number of pods that have succeeded. They count for the minimum."""
     waits_for: str = ""
     """Why the group is not asked for yet; empty if it can be."""
 
@@ -244,7 +283,7 @@ class Group(msgspec.Struct):
 
     def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the stages of asks with these numbers of pods."""
-        least = self._minimum(counts)
+        least = self.minimum(counts)
         common = {"estimate": self.estimate, "on_loss": self.on_loss}
         common = {key: value for key, value in common.items() if value}
         return [
@@ -252,13 +291,14 @@ class Group(msgspec.Struct):
             for ask, count in counts.items()
         ]
 
-    def _minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
+    def minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return how many pods of each ask start together, from the minimum of its part or of the group.
 
         If the minimum is below the number of pods, the asks that were seen first count for it. Every ask needs at least
         one pod, so a group may need more pods than its object says, never fewer.
         """
-        left = dict(self.facts.parts) or {"": self.facts.minimum}
+        left = {part: count - self.succeeded[part] for part, count in self.facts.parts.items()}
+        left = left or {"": self.facts.minimum - self.succeeded.total()}
         least: dict[str, int] = {}
         for ask, count in counts.items():
             part = self.objects.asks[ask][0] if self.facts.parts else ""
@@ -289,6 +329,7 @@ class Group(msgspec.Struct):
 def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rules: Rules) -> Group:
     """Return the group of pods. Where pods differ in a field, the first pod that has it counts."""
     facts, missing = _facts(member, pods, objects)
+    succeeded = objects.succeeded(member, pods)
     metas = [pod.metadata for pod in pods]
     first = pods[0].spec if pods else PodSpec()
     priority_class = objects.classes.get(facts.priority_class or first.priority_class_name)
@@ -307,7 +348,8 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
         estimate=_mark(marks, names.ESTIMATE),
         on_loss=_mark(marks, names.ON_LOSS),
         ignored=tuple(soft_fields(pods[0], member.own)) if pods else (),
-        waits_for=missing or _too_few(facts, pods),
+        succeeded=succeeded,
+        waits_for=missing or _too_few(facts, pods, succeeded),
     )
 
 
@@ -335,9 +377,11 @@ def _is_preemptible(marks: list[dict[str, str]]) -> bool:
     return not any(found.get(key, "").lower() == "false" for found in marks for key in keys)
 
 
-def _too_few(facts: Facts, pods: Sequence[Pod]) -> str:
-    """Return how many pods of a gang exist, as text; empty if that is enough."""
+def _too_few(facts: Facts, pods: Sequence[Pod], succeeded: Mapping[str, int]) -> str:
+    """Return how many pods of a gang exist, as text; empty if that is enough. Pods that have succeeded count."""
     have = Counter(membership(pod).part if facts.parts else "" for pod in pods)
+    for part, count in succeeded.items():
+        have[part if facts.parts else ""] += count
     for part, count in sorted((facts.parts or {"": facts.minimum}).items()):
         if have[part] < count and (facts.whole or part in have):
             of = f" of {part}" if part else ""

@@ -8,7 +8,7 @@ from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter_state import KnownNode, State
 from fairlead.kubernetes.groups import membership
 from fairlead.kubernetes.in_flight import begin
-from fairlead.kubernetes.names import PINNED, node_name
+from fairlead.kubernetes.names import NOMINATED, node_name
 from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.units import Member, Task, Unit, expand
 from fairlead.wire import api as wire
@@ -30,15 +30,19 @@ def drop_node(state: State, uid: str) -> None:
     state.dirty_nodes.pop(uid, None)
     if known is None:
         return
-    if state.others.node_of.get(known.node.metadata.name) == uid:
-        del state.others.node_of[known.node.metadata.name]
-        del state.node_names[known.name]
     if known.sent is not None:
         state.out.nodes.append({"name": known.name, "action": "remove"})
-        for member in state.members.values():  # their tasks are lost with the node
+        for member in list(state.members.values()):  # their tasks are lost with the node
             if known.name in (member.fixed, member.placed):
                 _lost_with_node(state, member)
         state.changed.set()
+    successor = state.others.node_of.get(known.node.metadata.name, "")
+    if successor == uid:
+        del state.others.node_of[known.node.metadata.name]
+        del state.node_names[known.name]
+    elif successor in state.nodes:  # the node was made again under this name, and is sent again
+        state.nodes[successor].sent = None
+        state.dirty_nodes[successor] = None
 
 
 def put_pod(state: State, pod: Pod) -> None:
@@ -67,7 +71,7 @@ def _is_ours(state: State, pod: Pod) -> bool:
     gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
     if gates - {state.gate}:
         return False
-    return bool(gates) or pod.spec.scheduler_name == state.scheduler or bool(pod.metadata.annotation(PINNED))
+    return bool(gates) or pod.spec.scheduler_name == state.scheduler or bool(pod.metadata.annotation(NOMINATED))
 
 
 def _put_own(state: State, pod: Pod) -> None:
@@ -87,12 +91,14 @@ def _put_own(state: State, pod: Pod) -> None:
         _note_pin(state, member, pod)
     elif member.bound != bound:
         member.bound = bound
-        member.lost = ""
-        state.pinned.pop(member.uid, None)
+        member.lost = member.refused = ""
+        state.nominated.pop(member.uid, None)
         if member.placed == bound:
             member.pod = None
         else:  # bound by another scheduler, or before the partition decided
             _bound_elsewhere(state, member)
+    elif member.placed == bound:
+        state.count_resize(member, pod)
     _note_loss(state, member, pod)
 
 
@@ -113,11 +119,11 @@ def _add(state: State, pod: Pod, bound: str) -> None:
 
 
 def _note_pin(state: State, member: Member, pod: Pod) -> None:
-    """Record that a pod was pinned: its gate is gone, so its node cannot be changed."""
-    node = pod.metadata.annotation(PINNED)
-    if node and not pod.spec.scheduling_gates and not member.pinned:
-        member.pinned, member.pinned_at = node, state.clock()
-        state.pinned[member.uid] = member
+    """Record that a pod was nominated: its gate is gone, and room is reserved for it on a node."""
+    node = pod.metadata.annotation(NOMINATED)
+    if node in state.node_names and not pod.spec.scheduling_gates and not member.nominated:
+        member.nominated, member.nominated_at = node, state.clock()
+        state.nominated[member.uid] = member
 
 
 def _note_loss(state: State, member: Member, pod: Pod) -> None:
@@ -130,7 +136,7 @@ def _gone(state: State, member: Member) -> None:
     """Forget a pod that has ended or was deleted, and release its task."""
     unit = member.unit
     del state.members[member.uid]
-    state.pinned.pop(member.uid, None)
+    state.nominated.pop(member.uid, None)
     del unit.members[member.uid]
     if isinstance(member.action, Target):
         member.action.cancelled = True
@@ -146,13 +152,16 @@ def _gone(state: State, member: Member) -> None:
 
 def _lost_with_node(state: State, member: Member) -> None:
     """Forget that a task was placed on a node that is gone. The partition counts the task as lost with its node. A pod
-    that is not bound or pinned there is asked for again."""
+    that is not bound there is asked for again, and a bound one is booked again if a node of this name comes back."""
     unit = member.unit
-    member.placed = ""
+    member.placed = member.nominated = ""
+    state.nominated.pop(member.uid, None)
     if member.index >= 0:
         unit.take(member)
-    if not member.fixed:
-        state.touch_units((unit.key,))
+    state.count_unbooked(unit)
+    if member.bound:
+        state.unbooked[unit.key] = None
+    state.touch_units((unit.key,))
 
 
 def _bound_elsewhere(state: State, member: Member) -> None:
@@ -171,11 +180,15 @@ def _bound_elsewhere(state: State, member: Member) -> None:
     member.placed = ""
     state.touch_units((unit.key,))
     state.unbooked[unit.key] = None
+    state.count_unbooked(unit)
+    state.suspects[member.bound] = member.uid
 
 
 def take_events(state: State, events: Iterable[wire.ManagerEvent]) -> None:
     for event in events:
-        if event.what == "ended":
+        if event.what == "node":
+            state.note_state(event.node, event.reason)
+        elif event.what == "ended":
             unit = state.jobs.get(event.job)
             if unit is not None and unit.sent:
                 unit.ended = True
@@ -209,13 +222,13 @@ def _allocated(state: State, member: Member, node: str) -> None:
     elif not (member.placed == node and member.action is not None):
         member.placed = node
         member.stopping = False
-        begin(state, member, "pin" if member.gated else "bind")
+        begin(state, member, "admit" if member.gated else "bind")
 
 
 def stop(state: State, member: Member, cause: str) -> None:
     """Stop the task of a pod: evict the pod, or cancel its binding if that was not sent."""
     action = member.action
-    if not member.fixed and isinstance(action, Target) and action.verb in ("bind", "pin") and not action.begun:
+    if not member.fixed and isinstance(action, Target) and action.verb in ("bind", "admit") and not action.begun:
         action.cancelled = True
         action = member.action = None
     if not member.fixed and action is None:

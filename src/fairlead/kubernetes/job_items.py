@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fairlead.kubernetes.adapter_state import Document, State
 from fairlead.kubernetes.groups import Group, group_of
 from fairlead.kubernetes.pods import Needs
-from fairlead.kubernetes.units import Task, Unit
+from fairlead.kubernetes.units import Member, Task, Unit
 
 ONE_BY_ONE: Document = {"scaling": "partial"}
 """Makes pods that are added to a job later start one by one, not together."""
+
+SENT_AGAIN_AFTER = 1.0
+"""Seconds after which a gang whose size has changed is sent again."""
 
 
 def job_items(state: State, unit: Unit) -> list[Document]:
@@ -27,14 +32,26 @@ def job_items(state: State, unit: Unit) -> list[Document]:
         unit.forget_tasks()
         removed = remove
     shape(state, unit)
-    if unit.sent and unit.why[1] and not unit.live() and not state.dirty_nodes:
+    if unit.sent and (unit.why[1] or _has_other_minimum(unit)) and not unit.live() and not state.dirty_nodes:
         unit.forget_tasks()  # an incomplete gang waits for its other pods
         unit.waiting_since = 0.0
+        if not unit.why[1]:  # it is sent again a little later, when no event about the removed job can come
+            unit.retry_at = state.clock() + SENT_AGAIN_AFTER
+            state.dirty_units[unit.key] = None
         return remove
     added = _added(state, unit)
     if not added:
         state.count_unbooked(unit)
     return removed + added
+
+
+def _has_other_minimum(unit: Unit) -> bool:
+    """True if another number of pods has to start together than the partition knows."""
+    group = unit.group
+    if group is None or not any(least > 1 for least in unit.minimum.values()):
+        return False
+    counts = Counter(member.ask for member in unit.members.values() if member.ask)
+    return any(unit.minimum.get(ask, least) != least for ask, least in group.minimum(counts).items())
 
 
 def _added(state: State, unit: Unit) -> list[Document]:
@@ -63,9 +80,6 @@ def shape(state: State, unit: Unit) -> None:
         if not isinstance(needs, Needs):
             unit.why = ("NotHonoured", "; ".join(map(str, needs)))
             continue
-        controller = member.pod.metadata.controller
-        if member.gated and controller is not None:
-            needs = state.refusals.apply(controller.uid, needs)
         member.ask = state.objects.ask(member.membership.part, needs)
         for port in needs.ports:
             if port not in state.ports:  # every node offers one of each port that pods ask for
@@ -88,6 +102,7 @@ def _new_job(state: State, unit: Unit, group: Group) -> Document:
     unit.sent = True
     unit.waiting_since = state.clock()
     stages = [{**stage, **ONE_BY_ONE} for stage in group.stages(counts)]
+    unit.minimum = {stage["name"]: stage["min"] for stage in stages}
     whole = len(stages) > 1 and not bound and group.is_gang
     return {**group.job_item(), "stages": stages, **({"gang": "job"} if whole else {})}
 
@@ -96,6 +111,7 @@ def _grow(state: State, unit: Unit) -> None:
     """Give tasks to pods without one: a task that has ended, or a new one."""
     known = set(unit.slots)
     grown: dict[str, None] = {}
+    bound: list[Member] = []
     for member in unit.members.values():
         if member.index >= 0 or not member.can_be_asked_for:
             continue
@@ -110,17 +126,21 @@ def _grow(state: State, unit: Unit) -> None:
         elif not member.bound:
             state.out.asks.append(member.task.item())
         if member.bound:
-            state.recover(member.task, member.bound)
+            bound.append(member)
+    keys = {ask: _stage_keys(unit, ask) for ask in grown if ask not in known}
+    for member in bound:  # recoveries come before asks, so they bring the keys of a new ask, which has started
+        if member.ask in keys:
+            keys[member.ask]["min"] = 1
+    for member in bound:
+        state.recover(member.task, member.bound, **keys.get(member.ask, {}))
     for ask in grown:
-        state.out.asks.append(_larger(unit, ask, ask in known))
+        count = len(unit.slots[ask])
+        state.out.asks.append({"job": unit.job, "ask": ask, "count": count, **keys.get(ask, {})})
 
 
-def _larger(unit: Unit, ask: str, known: bool) -> Document:
-    """Return the item that asks for all tasks of an ask. If the ask is new, the item has the keys of a stage."""
-    count = len(unit.slots[ask])
-    if known:
-        return {"job": unit.job, "ask": ask, "count": count}
+def _stage_keys(unit: Unit, ask: str) -> Document:
+    """Return the keys of a new ask as a stage, without its count."""
     assert unit.group is not None
-    (stage,) = unit.group.stages({ask: count})
-    del stage["name"]
-    return {"job": unit.job, "ask": ask, **stage, **ONE_BY_ONE}
+    (stage,) = unit.group.stages({ask: len(unit.slots[ask])})
+    del stage["name"], stage["count"]
+    return {**stage, **ONE_BY_ONE}

@@ -97,8 +97,18 @@ class FreeCapacity:
         if nodes:
             for member in members:
                 node = member.fixed or (member.placed if member.action is not None else "")
-                if node in nodes and member.uid not in others:
+                if node in nodes and (member.placed or member.uid not in others):
                     add(self._used.setdefault(node, {}), amounts_of(member, objects))
+
+    def overbooked(self, node: Node) -> str:
+        """Return which resource of a node its pods exceed, as text; empty if none."""
+        offered = capacities(node.status.allocatable)
+        used = dict(self._used.get(node_name(node.metadata.name), {}))
+        add(used, self._others.used(node.metadata.name))
+        for name, amount in used.items():
+            if amount > (1000 if name.startswith(PORT) else offered.get(name, 0)):
+                return f"another scheduler used {name} of node {node.metadata.name} at the same moment"
+        return ""
 
     def take(self, member: Member, node: Node) -> str:
         """Book a pod on its node. Return why it does not fit; empty if it does."""

@@ -119,11 +119,12 @@ class PreferredNodeTerm(Object):
     preference: NodeTerm = msgspec.field(default_factory=NodeTerm)
 
 
+REQUIRED, PREFERRED = (f"{word}DuringSchedulingIgnoredDuringExecution" for word in ("required", "preferred"))
+
+
 class NodeAffinity(Object):
-    required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-    preferred: list[PreferredNodeTerm] | None = msgspec.field(
-        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
-    )
+    required: NodeSelector | None = msgspec.field(default=None, name=REQUIRED)
+    preferred: list[PreferredNodeTerm] | None = msgspec.field(default=None, name=PREFERRED)
 
 
 class PodTerm(Object):
@@ -143,10 +144,8 @@ class PreferredPodTerm(Object):
 class PodAffinity(Object):
     """Affinity to pods, or anti-affinity."""
 
-    required: list[PodTerm] | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-    preferred: list[PreferredPodTerm] | None = msgspec.field(
-        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
-    )
+    required: list[PodTerm] | None = msgspec.field(default=None, name=REQUIRED)
+    preferred: list[PreferredPodTerm] | None = msgspec.field(default=None, name=PREFERRED)
 
 
 class Affinity(Object):
@@ -218,6 +217,8 @@ class ContainerState(Object):
 
 class ContainerStatus(Object):
     name: str = ""
+    allocated_resources: Quantities | None = None
+    """What the kubelet has granted. It differs from the request while a container is resized in place."""
     state: ContainerState | None = None
 
     @property
@@ -250,10 +251,10 @@ class Pod(Named):
         """True if all containers have ended for good; such a pod uses nothing."""
         return self.status.phase in ("Succeeded", "Failed")
 
-    @property
-    def refused(self) -> str:
-        """The message of a scheduler that cannot bind this pod. Empty if it frees capacity by preemption."""
-        if self.status.nominated_node_name:
+    def refused(self, nominated: str) -> str:
+        """Return the message of a scheduler that cannot bind this pod. Empty if it frees capacity by preemption, on
+        another node than the one that Fairlead has nominated."""
+        if self.status.nominated_node_name not in ("", nominated):
             return ""
         found = self._condition("PodScheduled", "False")
         return found.message or found.reason if found is not None and found.reason == "Unschedulable" else ""

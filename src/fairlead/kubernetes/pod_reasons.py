@@ -87,8 +87,8 @@ class Reasons:
                 reason, text = await self._explain(unit, answers.get(unit.job))
                 waiting = (member for member in unit.members.values() if not member.live and not member.stopping)
                 writing += _unwritten((member, reason, text) for member in waiting)
-        pinned = self._state.pinned.values()
-        writing += _unwritten((member, "NotBound", member.lost) for member in pinned)[:most]
+        nominated = self._state.nominated.values()
+        writing += _unwritten((member, "NotBound", member.refused) for member in nominated)[:most]
         await asyncio.gather(*(self._write(*entry) for entry in writing))
 
     async def _explain(self, unit: Unit, answer: wire.WaitingJob | None) -> tuple[str, str]:
@@ -104,7 +104,7 @@ class Reasons:
 
     async def _write(self, member: Member, reason: str, text: str) -> None:
         async with self._slots:
-            if (member.live and not member.lost) or member.uid not in self._state.members:
+            if (member.live and not member.refused) or member.uid not in self._state.members:
                 return
             before, member.told = member.told[0], (reason, text)
             try:

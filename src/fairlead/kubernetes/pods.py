@@ -14,17 +14,21 @@ import msgspec
 
 from fairlead.kubernetes import names
 from fairlead.kubernetes.objects import (
+    PREFERRED,
+    REQUIRED,
     Affinity,
     Container,
     Expression,
     LabelSelector,
     NodeAffinity,
+    NodeSelector,
     NodeTerm,
     Pod,
     PodAffinity,
     PodSpec,
     PodTerm,
     PreferredNodeTerm,
+    Quantities,
     Requirements,
     Toleration,
 )
@@ -39,7 +43,6 @@ MAX_WEIGHT = 1_000
 MAX_LABELS = 100
 PORT = "hostport/"
 
-_REQUIRED, _PREFERRED = (f"{word}DuringSchedulingIgnoredDuringExecution" for word in ("required", "preferred"))
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 _VALUE = re.compile(r"[^\s,()=!<>*]{0,256}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -92,7 +95,8 @@ def used_by(pod: Pod) -> dict[str, int]:
     if pod.ended:
         return {}
     spec = pod.spec
-    used = _of_containers(spec)
+    granted = {each.name: each.allocated_resources for each in pod.status.container_statuses or ()}
+    used = _of_containers(spec, granted)
     if spec.resources is not None:
         # Requests of the whole pod replace the sum of its containers.
         whole = _requested(spec.resources)
@@ -104,14 +108,18 @@ def used_by(pod: Pod) -> dict[str, int]:
     return used
 
 
-def _of_containers(spec: PodSpec) -> dict[str, int]:
-    """Return for each resource the maximum of the containers' sum and of the need while init containers run.
+def _of_containers(spec: PodSpec, granted: Mapping[str, Quantities | None]) -> dict[str, int]:
+    """Return for each resource the maximum of the containers' sum and of the need while init containers run. A
+    container that is being resized uses the larger of what it requests and what it was granted.
 
     An init container with `restartPolicy: Always` keeps running beside all that start after it.
     """
     total: dict[str, int] = {}
     for container in spec.containers or ():
-        add(total, _requested(container.resources))
+        wanted = _requested(container.resources)
+        if held := granted.get(container.name):
+            at_least(wanted, requests(held))
+        add(total, wanted)
     beside: dict[str, int] = {}
     starting: dict[str, int] = {}
     for container in spec.init_containers or ():
@@ -167,8 +175,9 @@ def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple
     selectors = tuple(sorted((spec.node_selector or {}).items()))
     node = (spec.affinity or Affinity()).node_affinity or NodeAffinity()
     where: tuple[str, ...] = ()
-    if node.required is not None:
-        where = _where(node.required.node_selector_terms or [], f"spec.affinity.nodeAffinity.{_REQUIRED}", problems)
+    terms = _without_own(pod, node.required)
+    if terms is not None:
+        where = _where(terms, f"spec.affinity.nodeAffinity.{REQUIRED}", problems)
     prefer = _prefer(node.preferred or [], problems)
     for key in [key for key, _ in selectors if not _LABEL.fullmatch(key)][:1]:
         problems.append(NotHonoured("spec.nodeSelector", f"the key {key[:40]}… is longer than 127 characters"))
@@ -188,7 +197,7 @@ def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
     for name, terms in (("podAffinity", affinity.pod_affinity), ("podAntiAffinity", affinity.pod_anti_affinity)):
         for at, term in enumerate(terms.preferred or () if terms is not None else ()):
             if name == "podAntiAffinity" or not _means_own(term.pod_affinity_term, pod, own):
-                found.append(f"spec.affinity.{name}.{_PREFERRED}[{at}]")
+                found.append(f"spec.affinity.{name}.{PREFERRED}[{at}]")
     for at, constraint in enumerate(pod.spec.topology_spread_constraints or ()):
         if constraint.when_unsatisfiable == "ScheduleAnyway":
             found.append(f"spec.topologySpreadConstraints[{at}]")
@@ -196,6 +205,22 @@ def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
 
 
 # -- conditions on nodes -----------------------------------------------------------------------------------------
+
+
+def _without_own(pod: Pod, required: NodeSelector | None) -> list[NodeTerm] | None:
+    """Return the terms of a pod's required affinity to nodes without the condition that Fairlead added when it removed
+    its gate: with it, the pod would differ from the other pods of its group. None if no others are left."""
+    kept_off = pod.metadata.annotation(names.KEPT_OFF)
+    if required is None:
+        return None
+    terms = required.node_selector_terms or []
+    if not kept_off:
+        return terms
+    own = Expression(names.HOSTNAME, "NotIn", kept_off.split(","))
+    left = [
+        NodeTerm([each for each in term.match_expressions or () if each != own], term.match_fields) for term in terms
+    ]
+    return None if left == [NodeTerm([])] else left
 
 
 def _where(terms: Sequence[NodeTerm], field: str, problems: list[NotHonoured]) -> tuple[str, ...]:
@@ -213,7 +238,7 @@ def _where(terms: Sequence[NodeTerm], field: str, problems: list[NotHonoured]) -
 def _prefer(terms: Sequence[PreferredNodeTerm], problems: list[NotHonoured]) -> tuple[tuple[str, int], ...]:
     weights: dict[str, int] = {}
     for at, preferred in enumerate(terms[:MAX_TERMS]):
-        field = f"spec.affinity.nodeAffinity.{_PREFERRED}[{at}]"
+        field = f"spec.affinity.nodeAffinity.{PREFERRED}[{at}]"
         text = _term(preferred.preference, field, problems)
         if text and preferred.weight > 0:
             weights[text] = min(weights.get(text, 0) + preferred.weight, MAX_WEIGHT)
@@ -301,7 +326,7 @@ def _near(pod: Pod, own: Collection[str], problems: list[NotHonoured]) -> str:
     if affinity.required:
         problems.append(
             NotHonoured(
-                f"spec.affinity.podAffinity.{_REQUIRED}", "required affinity to other pods is left to kube-scheduler"
+                f"spec.affinity.podAffinity.{REQUIRED}", "required affinity to other pods is left to kube-scheduler"
             )
         )
     terms = [
@@ -319,7 +344,7 @@ def _apart(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHonoure
         if term.topology_key == names.HOSTNAME and _means_own(term, pod, own):
             apart = True
         else:
-            field = f"spec.affinity.podAntiAffinity.{_REQUIRED}[{at}]"
+            field = f"spec.affinity.podAntiAffinity.{REQUIRED}[{at}]"
             why = f"only pods of the same Job are kept apart, and only by {names.HOSTNAME}"
             problems.append(NotHonoured(field, why))
     for at, spread in enumerate(pod.spec.topology_spread_constraints or ()):

@@ -117,7 +117,7 @@ class Provisioning:
 
 def _template(name: str, pod: Pod, owner: dict[str, str]) -> dict[str, Any]:
     """Return the PodTemplate of pods like this one, with the fields that a scheduler reads."""
-    spec = msgspec.to_builtins(pod.spec)
+    spec = msgspec.json.decode(_encode(pod.spec))  # volumes are kept as JSON
     for key in ("nodeName", "schedulingGates", "volumes", "schedulingGroup", "priority", "preemptionPolicy"):
         spec.pop(key, None)
     reference = {"apiVersion": f"{GROUP}/v1", "kind": "ProvisioningRequest", **owner}

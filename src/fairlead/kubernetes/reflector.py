@@ -68,9 +68,12 @@ class Follower(Generic[Kept]):
         selector: dict[str, str] | None = None,
         note: Callable[[str, str], None] = lambda path, problem: None,
         optional: bool = False,
+        needed: bool = True,
     ) -> None:
-        """Follow `path`. If it is `optional` and the API server does not know it, it counts as empty and is retried."""
+        """Follow `path`. If it is `optional` and the API server does not know it, it counts as empty and is retried.
+        If it is `needed`, the adapter starts after its first complete list."""
         self.path = path
+        self.needed = needed
         self.synced = asyncio.Event()
         self.relists = 0
         """Number of complete lists that were read."""

@@ -93,7 +93,8 @@ class Runner:
                 for follower in self.followers:
                     group.create_task(follower.run())
                 for follower in self.followers:
-                    await follower.synced.wait()
+                    if follower.needed:
+                        await follower.synced.wait()
                 await self._http.open(settings.at_once)
                 self._log("lists complete", nodes=len(self.adapter.nodes), pods=len(self.adapter.members))
                 group.create_task(self.performer.run())
@@ -173,4 +174,13 @@ class Runner:
             follower("/api/v1/nodes", objects.Node, adapter.put_node, adapter.drop_node),
             follower("/api/v1/pods", objects.Pod, adapter.put_pod, adapter.drop_pod, selector=selector),
             *(follower(*followed, optional=True) for followed in adapter.objects.followed()),
+            # Nothing waits for this list, which may be long: a gang is complete somewhat later without it.
+            follower(
+                "/api/v1/pods",
+                objects.Pod,
+                adapter.objects.put_succeeded,
+                adapter.objects.drop_succeeded,
+                selector={"fieldSelector": "status.phase=Succeeded"},
+                needed=False,
+            ),
         ]

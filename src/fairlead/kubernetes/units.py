@@ -46,9 +46,11 @@ class Member(msgspec.Struct, eq=False):
     """The index of the pod's task; below 0 if it has none."""
     placed: str = ""
     """The node that the partition chose."""
-    pinned: str = ""
-    """The node that the pod was pinned to. The cluster's own scheduler binds the ungated pod there or not at all."""
-    pinned_at: float = 0.0
+    nominated: str = ""
+    """The node on which room is reserved for the ungated pod. The pod's own scheduler binds it there or elsewhere."""
+    nominated_at: float = 0.0
+    refused: str = ""
+    """Why its own scheduler does not bind the nominated pod; empty if it may still do so."""
     bound: str = ""
     """The node that the pod is bound to, according to the API server."""
     action: object = None
@@ -56,7 +58,7 @@ class Member(msgspec.Struct, eq=False):
     stopping: bool = False
     """True if the pod was asked to stop."""
     lost: str = ""
-    """Why the task counts as lost when the pod is gone: its scheduler refuses its node, or its node failed."""
+    """Why the task counts as lost when the pod is gone: its node failed, or its kubelet ended it."""
     told: tuple[str, str] = ("", "")
     """Reason and text that were last written to the pod."""
 
@@ -67,8 +69,8 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def fixed(self) -> str:
-        """The node that the pod is bound or pinned to: it can run only there."""
-        return self.bound or self.pinned
+        """The node that the pod is bound to, or that is reserved for it."""
+        return self.bound or self.nominated
 
     @property
     def live(self) -> bool:
@@ -77,8 +79,8 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def can_be_asked_for(self) -> bool:
-        """True if a task for the pod can be asked for or booked. A pinned pod is booked when it is bound."""
-        return bool(self.ask) and (bool(self.bound) or not self.pinned)
+        """True if a task for the pod can be asked for or booked. A pod that lost its room is booked when bound."""
+        return bool(self.ask) and (bool(self.bound) or not self.nominated)
 
 
 class Unit(msgspec.Struct, eq=False):
@@ -95,6 +97,8 @@ class Unit(msgspec.Struct, eq=False):
     """True if the job was killed or has failed, and its pods have to be deleted."""
     slots: dict[str, list[Member | None]] = {}
     """Ask → the pod of each task. A task without a pod has ended or was withdrawn."""
+    minimum: dict[str, int] = {}
+    """Ask → the number of its tasks that start together, as the partition knows it."""
     why: tuple[str, str] = ("", "")
     """Reason and text why the unit is not sent: pods are missing, or the partition refuses it."""
     retry_at: float = 0.0
@@ -162,8 +166,8 @@ class Pairing(msgspec.Struct):
 
 
 def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
-    """Pair the tasks of an ask with its pods: first bound and pinned pods with tasks on their node, then the others in
-    order. A pinned pod without a task on its node gets none: it is recovered when it is bound."""
+    """Pair the tasks of an ask with its pods: first bound and nominated pods with tasks on their node, then the others
+    in order. A nominated pod without a task on its node gets none: it is recovered when it is bound."""
     pairing = Pairing()
     by_node, unbound = _by_node(pods)
     later: list[tuple[int, str, bool]] = []
@@ -174,7 +178,7 @@ def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
                 pairing.live.append((here.pop(0), index, tasks.node, stops))
             else:
                 later.append((index, tasks.node, stops))
-    unknown = [member for here in by_node.values() for member in here if member.bound or not member.pinned]
+    unknown = [member for here in by_node.values() for member in here if member.bound or not member.nominated]
     # A bound pod that the partition does not have gets a task that is not allocated, or a new one.
     waiting = list(expand(ask.waiting))
     indices = chain(reversed(waiting), reversed(list(expand(ask.ended))), count(ask.count))

@@ -7,7 +7,7 @@ import msgspec
 from fairlead.kubernetes.adapter_state import MOST_ASKS, OURS, Document, Outbox, State
 from fairlead.kubernetes.in_flight import begin
 from fairlead.kubernetes.job_items import job_items
-from fairlead.kubernetes.nodes import node_items
+from fairlead.kubernetes.nodes import FreeCapacity, node_items
 from fairlead.kubernetes.partition_link import Items
 from fairlead.kubernetes.units import Member, Unit
 from fairlead.wire import api as wire
@@ -130,49 +130,58 @@ def _refused_job(state: State, unit: Unit, answer: wire.UpdateItem) -> None:
 
 # -- changes driven by time ------------------------------------------------------------------------------------
 
-PINNED_WITHIN = 30.0
-"""Seconds after which a pinned pod that its scheduler refuses is evicted."""
+NOMINATED_WITHIN = 30.0
+"""Seconds after which users are told that a nominated pod is refused by its scheduler."""
+RESERVED_WITHIN = 300.0
+"""Seconds after which the room of a refused pod that starts alone is given to others. The pod is booked when bound."""
 
 
 def retry(state: State) -> None:
-    """Check refused units and pinned pods again. Called from time to time."""
+    """Check refused units and nominated pods again. Called from time to time."""
     now = state.clock()
     _forget_asks(state)
-    _forget_refusals(state, now)
-    for member in list(state.pinned.values()):
-        if now - member.pinned_at > PINNED_WITHIN and not member.stopping and member.action is None:
-            _evict_refused(state, member)
+    for member in list(state.nominated.values()):
+        if now - member.nominated_at > NOMINATED_WITHIN and not member.stopping and member.action is None:
+            _note_refusal(state, member, now - member.nominated_at > RESERVED_WITHIN)
+    _undo_overbooking(state)
     if any(key in state.units and 0 < state.units[key].retry_at <= now for key in state.dirty_units):
         state.changed.set()
 
 
-def _evict_refused(state: State, member: Member) -> None:
-    """Evict a pinned pod if its scheduler refuses it and its controller makes another one."""
-    pod = member.pod
+def _note_refusal(state: State, member: Member, for_long: bool) -> None:
+    """Record why the scheduler of a nominated pod does not bind it. Give up its room if that lasts and it is no part of
+    a gang: the room of a gang is reserved until all of it is bound."""
+    pod, unit = member.pod, member.unit
     if pod is None:
         return
-    problem = pod.refused if member.pinned in state.node_names else f"node {member.pinned} is gone"
-    if not problem:
-        member.lost = ""
-    elif not member.lost:
-        member.lost = f"{pod.spec.scheduler_name} does not bind it to {member.pinned}: {problem}"
-        if pod.metadata.controller is not None:
-            if member.pinned in state.node_names:
-                state.refusals.add(pod.metadata.controller.uid, state.node_names[member.pinned], state.clock())
-            begin(state, member, "evict")
+    problem = pod.refused(state.node_names.get(member.nominated, ""))
+    member.refused = f"{pod.spec.scheduler_name} does not bind it: {problem}" if problem else ""
+    if problem and for_long and unit.sent and member.index >= 0 and unit.group is not None and not unit.group.is_gang:
+        state.release(member.task)
+        unit.take(member)
+        member.placed = ""
 
 
-def _forget_refusals(state: State, now: float) -> None:
-    """Ask again for waiting pods whose refused nodes may be used again."""
-    over = state.refusals.expire(now)
-    for member in state.members.values() if over else ():
-        controller = member.pod.metadata.controller if member.pod is not None else None
-        if member.gated and not member.live and controller is not None and controller.uid in over:
-            if member.unit.sent and member.index >= 0:
-                state.withdraw(member.task)
-            member.unit.take(member)
-            member.ask = ""
-            state.touch_units((member.unit.key,))
+def _undo_overbooking(state: State) -> None:
+    """Evict pods from nodes that two schedulers filled at the same moment: the pod that came unexpectedly if Fairlead
+    schedules it, else the last one that Fairlead bound there."""
+    suspects, state.suspects = state.suspects, {}
+    if not suspects:
+        return
+    here: dict[str, list[Member]] = {name: [] for name in suspects}
+    for member in state.members.values():
+        if member.bound in here:
+            here[member.bound].append(member)
+    for name, uid in suspects.items():
+        node = state.node(state.node_names.get(name, ""))
+        members = [member for member in here[name] if not member.stopping and member.action is None]
+        if node is None or not members:
+            continue
+        if problem := FreeCapacity(here[name], (name,), state.objects, state.others).overbooked(node):
+            member = state.members.get(uid, members[-1])
+            if member in members:
+                member.lost = problem
+                begin(state, member, "evict")
 
 
 def _forget_asks(state: State) -> None:

@@ -70,6 +70,7 @@ def _manager_ask(partition: Partition, stage: Stage) -> wire.ManagerAsk:
     return wire.ManagerAsk(
         ask=stage.name,
         count=stage.count,
+        min=stage.terms.min or stage.count,
         live=[
             wire.ManagerTasks(
                 node=nodes.name[nodes.rows[allocation.node]],

@@ -1382,10 +1382,11 @@ class ManagerTasks(Answer, frozen=True, kw_only=True):
 
 
 class ManagerAsk(Answer, frozen=True, kw_only=True):
-    """The tasks of an ask: `waiting` and `ended` are ranges of indices."""
+    """The tasks of an ask, of which `min` start together: `waiting` and `ended` are ranges of indices."""
 
     ask: str
     count: int
+    min: int
     live: list[ManagerTasks]
     waiting: list[int]
     ended: list[int]

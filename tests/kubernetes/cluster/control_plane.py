@@ -140,7 +140,7 @@ class ControlPlane:
     def start_api_server(self) -> None:
         """Start the API server, for the first time or after it was killed, and wait until it is ready."""
         pki = self.folder / "pki"
-        off = "ServiceAccount" + ("" if "kube-controller-manager" in self.processes else ",TaintNodesByCondition")
+        off = ["TaintNodesByCondition"] if "kube-controller-manager" not in self.processes else []
         self._start(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
@@ -154,7 +154,7 @@ class ControlPlane:
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             "--service-cluster-ip-range=10.0.0.0/24",
-            f"--disable-admission-plugins={off}",
+            *(f"--disable-admission-plugins={name}" for name in off),
             "--endpoint-reconciler-type=none",
             "--profiling=false",
             "--advertise-address=192.0.2.1",
