@@ -13,7 +13,7 @@ from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.in_flight import admit_patch
 from fairlead.kubernetes.names import GATE, KEPT_OFF, NOMINATED, ON_LOSS
-from fairlead.kubernetes.objects import REQUIRED, Affinity
+from fairlead.kubernetes.objects import REQUIRED, Affinity, DisruptionBudget
 from fairlead.kubernetes.pods import read_needs
 from fairlead.kubernetes.units import Member
 from fairlead.testing import World
@@ -595,6 +595,64 @@ def test_the_start_ends_with_an_update_without_more(play: Play) -> None:
         play.take(items)
     assert [bool(items.get("more")) for items in sent] == [*[True] * (len(sent) - 1), False]
     assert sent[-1]["nodes"][0]["resources"]["cpu"] == 1 and "jobs" not in sent[-1]
+
+
+# -- disruption budgets ----------------------------------------------------------------------------------------------
+
+
+def budget(allowed: int) -> DisruptionBudget:
+    return msgspec.convert(
+        {
+            "metadata": {"name": "b", "namespace": "ns", "uid": "uid-b"},
+            "spec": {"selector": {"matchLabels": {"app": "db"}}},
+            "status": {"disruptionsAllowed": allowed},
+        },
+        DisruptionBudget,
+    )
+
+
+def preempting(play: Play, allowed: int) -> list[str]:
+    """Fill a node with two pods of a budget and one without, and return what is evicted for an urgent pod of 2 CPUs."""
+    play.adapter.budgets.put(budget(allowed))
+    play.connect()
+    for name in ("free", "db1", "db2"):
+        found = pod(name, cpu=2 if name == "free" else 1)
+        found.metadata.labels = {"app": "db"} if name != "free" else {}
+        play.adapter.put_pod(found)
+        play.settle()
+        play.carry_out()
+        bound = pod(name, cpu=2 if name == "free" else 1, on="n1")
+        play.adapter.put_pod(bound)
+    play.adapter.retry()
+    play.settle()
+    urgent = pod("urgent", cpu=2)
+    urgent.spec.priority = 100
+    play.adapter.put_pod(urgent)
+    play.settle()
+    return sorted(target.name for target in play.calls)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_budget_keeps_pods_from_being_stopped(play: Play, allowed: int) -> None:
+    assert preempting(play, allowed) == ["free"]
+
+
+def test_a_pod_whose_eviction_is_refused_for_long_is_booked_again(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=4))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", cpu=4, on="n1"))
+    urgent = pod("urgent", cpu=2)
+    urgent.spec.priority = 100
+    play.adapter.put_pod(urgent)
+    play.settle()
+    (target,) = play.calls
+    play.calls.clear()
+    play.adapter.drop_pod("uid-urgent")
+    play.settle()
+    play.adapter.refused(target, "the disruption budget needs it")
+    play.settle()
+    assert not play.calls and cpus(play) == {"n1": 4} and not members(play)["a"].stopping
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------

@@ -297,6 +297,22 @@ def test_a_preempted_gang_comes_back(whole: Scene) -> None:
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
 
 
+def test_a_pod_without_a_budget_is_evicted_first(whole: Scene) -> None:
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    guarded = [whole.pod(f"db-{at}", labels={"app": "db"}) for at in range(2)]
+    whole.wait_bound(*guarded, whole.pod("free", cpu="2"))
+    budgets = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+    spec = {"minAvailable": 2, "selector": {"matchLabels": {"app": "db"}}}
+    whole.call("POST", budgets, {"metadata": {"name": "db"}, "spec": spec})
+    whole.wait(lambda: whole.call("GET", f"{budgets}/db")["status"].get("currentHealthy") == 2, "the budget is counted")
+    whole.settle(3)
+    whole.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+    whole.wait_bound(whole.pod("urgent", cpu="2", priorityClassName="high"), seconds=20)
+    assert set(guarded) <= set(whole.nodes_of()) and "free" not in whole.pods()
+    whole.call("DELETE", f"{budgets}/db")
+
+
 def test_the_pods_of_a_killed_job_come_back_as_another_one(whole: Scene) -> None:
     path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
     whole.node("n1")

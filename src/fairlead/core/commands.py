@@ -312,7 +312,8 @@ class RemoveManager(Command, frozen=True, tag="remove manager"):
 class UpdateManager(Command, frozen=True, tag="update manager"):
     """An update from a resource manager. Its items are handled in this order: nodes, jobs, recover, asks, releases.
 
-    `more` is True if the manager sends its whole state in several updates and this is not the last of them.
+    `more` is True if the manager sends its whole state in several updates and this is not the last of them. `spare`
+    replaces the list of the manager's jobs that must not be stopped for others now; None leaves it as it is.
     """
 
     name: str
@@ -322,6 +323,7 @@ class UpdateManager(Command, frozen=True, tag="update manager"):
     releases: tuple[dict[str, Any], ...] = ()
     recover: tuple[dict[str, Any], ...] = ()
     more: bool = False
+    spare: tuple[str, ...] | None = None
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Readiness: which agents and managers have reported since the writer started, and when the partition is ready.
+"""Readiness: which agents and managers have reported since the writer started, and when the partition is ready; also
+which of their jobs managers have asked to spare.
 
 It is neither journaled nor changed through a plan. Each start of a writer begins with an empty one.
 """
@@ -14,7 +15,7 @@ from fairlead.core.node_table import NodeTable
 class Readiness:
     """The readiness of a partition under one writer."""
 
-    __slots__ = ("_awaited", "_nodes", "_replayed", "absent", "began", "left_at", "ready", "ready_at")
+    __slots__ = ("_awaited", "_nodes", "_replayed", "_spared", "absent", "began", "left_at", "ready", "ready_at")
 
     def __init__(self) -> None:
         self.began: Micros | None = None
@@ -29,6 +30,8 @@ class Readiness:
         """Ids of nodes whose agents have reported."""
         self._replayed: set[str] = set()
         """The resource managers that have sent an update."""
+        self._spared: dict[str, frozenset[str]] = {}
+        """Manager → its jobs that must not be stopped for others now. Their managers know for how long."""
         self.absent: dict[int, None] = {}
         """Ids of nodes that were reported as disconnected before readiness and have not joined since.
 
@@ -57,6 +60,14 @@ class Readiness:
     def note_manager(self, name: str) -> None:
         """Record that a resource manager sent an update."""
         self._replayed.add(name)
+
+    def spare(self, manager: str, jobs: frozenset[str]) -> None:
+        """Record the jobs that a manager asks to spare now."""
+        self._spared[manager] = jobs
+
+    def is_spared(self, manager: str, job: str) -> bool:
+        """True if a job must not be stopped for others now."""
+        return job in self._spared.get(manager, ())
 
     def await_manager(self, name: str) -> None:
         """Record that a resource manager registered and will send its state in its next update."""

@@ -24,6 +24,8 @@ AT_ONCE = 16
 """Calls in progress at a time. With more, each call takes longer, and so does a gang."""
 BIND_WITHIN = 30.0
 """Seconds to retry a binding that the API server refuses for now, before the task is reported as lost."""
+EVICT_WITHIN = 60.0
+"""Seconds to retry an eviction that a disruption budget forbids. Later nothing may need it any more."""
 RETRIED = (408, 429, 500, 502, 503, 504)
 
 _pod = msgspec.json.Decoder(Pod).decode
@@ -173,7 +175,8 @@ class Performer:
     def _again(self, target: Target, problem: str, after: float = 0.0, gives_up: bool = True) -> None:
         target.tries += 1
         self._count(target, "retried")
-        if gives_up and target.verb in ("bind", "admit") and monotonic() - target.since > BIND_WITHIN:
+        within = EVICT_WITHIN if target.verb == "evict" else BIND_WITHIN
+        if gives_up and target.verb != "delete" and monotonic() - target.since > within:
             self._refused(target, problem)
             return
         if target.tries in (1 if target.verb == "evict" else 3, 10):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from fairlead.kubernetes.actions import Target
+from fairlead.kubernetes.budgets import Budgets
 from fairlead.kubernetes.groups import GroupObjects
 from fairlead.kubernetes.names import GATE, HOSTNAME, SCHEDULER
 from fairlead.kubernetes.nodes import MAX_REASON, Amounts, Others, amounts_of, node_state
@@ -80,6 +81,10 @@ class State:
         self.jobs: dict[str, Unit] = {}
         """Units by job."""
         self.others = Others()
+        self.budgets = Budgets(self.look_at_budgets)
+        self.budgets_changed = False
+        self.spared: list[str] | None = None
+        """The jobs that the partition was last asked to spare; None if it was not asked."""
         self.closed: dict[str, None] = {}
         """Nodes, by their names in the partition, that are not up there."""
         self.suspects: dict[str, str] = {}
@@ -111,6 +116,11 @@ class State:
             if key in self.units:
                 self.dirty_units[key] = None
                 self.changed.set()
+
+    def look_at_budgets(self) -> None:
+        """Ask the partition in the next update to spare the jobs that disruption budgets protect."""
+        self.budgets_changed = True
+        self.changed.set()
 
     def touch_nodes(self, uids: Iterable[str]) -> None:
         for uid in uids:

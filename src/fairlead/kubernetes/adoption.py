@@ -49,6 +49,7 @@ def _forget_sent(state: State) -> Losses:
         if reason:
             losses.setdefault((task.job, task.ask), []).append(reason)
     state.out = Outbox()
+    state.spared, state.budgets_changed = None, True
     state.ending.clear()
     state.answering.clear()
     state.dirty_units = dict.fromkeys(state.units)

@@ -109,7 +109,9 @@ def _add(state: State, pod: Pod, bound: str) -> None:
         unit = state.units[belongs.key] = Unit(belongs.key, belongs.job)
         state.jobs[unit.job] = unit
     gated = pod.spec.scheduler_name != state.scheduler
-    member = Member(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound)
+    meta = pod.metadata
+    member = Member(meta.uid, meta.namespace, meta.name, unit, belongs, gated, pod, bound=bound)
+    member.labels = meta.labels or {}
     if not bound:
         _note_pin(state, member, pod)
     state.members[member.uid] = unit.members[member.uid] = member

@@ -57,6 +57,20 @@ def refused(state: State, target: Target, problem: str) -> None:
     member.action = None
     if target.verb in ("bind", "admit") and member.uid in state.members:
         lose(state, member, problem)
+    elif target.verb == "evict" and member.bound and member.stopping and member.uid in state.members:
+        _keep(state, member)
+
+
+def _keep(state: State, member: Member) -> None:
+    """Book a pod again whose task had to stop and whose eviction is refused: it goes on running."""
+    unit = member.unit
+    member.stopping, member.placed = False, ""
+    if unit.sent and member.index >= 0:
+        state.release(member.task)
+        unit.take(member)
+    state.count_unbooked(unit)
+    state.unbooked[unit.key] = None
+    state.touch_units((unit.key,))
 
 
 def lose(state: State, member: Member, problem: str) -> None:

@@ -383,6 +383,21 @@ class PriorityClass(Named):
     preemption_policy: str = "PreemptLowerPriority"
 
 
+class BudgetSpec(Object):
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Object):
+    disruptions_allowed: int = 0
+
+
+class DisruptionBudget(Named):
+    """A PodDisruptionBudget of `policy/v1`."""
+
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
 class LeaseSpec(Object):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None

@@ -174,6 +174,12 @@ class Runner:
             follower("/api/v1/nodes", objects.Node, adapter.put_node, adapter.drop_node),
             follower("/api/v1/pods", objects.Pod, adapter.put_pod, adapter.drop_pod, selector=selector),
             *(follower(*followed, optional=True) for followed in adapter.objects.followed()),
+            follower(
+                "/apis/policy/v1/poddisruptionbudgets",
+                objects.DisruptionBudget,
+                adapter.budgets.put,
+                adapter.budgets.drop,
+            ),
             # Nothing waits for this list, which may be long: a gang is complete somewhat later without it.
             follower(
                 "/api/v1/pods",

@@ -6,7 +6,7 @@ interchangeable: after a restart, pods and tasks are paired by node, so pods nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from typing import Any
 
@@ -41,6 +41,7 @@ class Member(msgspec.Struct, eq=False):
     """True if the pod has or had Fairlead's gate: the cluster's own scheduler binds it."""
     pod: Pod | None
     """The pod's object while an ask may need it; None once the partition has booked the bound pod."""
+    labels: Mapping[str, str] = {}
     ask: str = ""
     index: int = -1
     """The index of the pod's task; below 0 if it has none."""

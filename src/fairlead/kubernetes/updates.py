@@ -27,6 +27,11 @@ def update(state: State) -> Items | None:
     _queue_nodes(state)
     _queue_jobs(state)
     items: Items = {key: value for key, value in msgspec.structs.asdict(state.out).items() if value}
+    if state.budgets_changed:
+        state.budgets_changed = False
+        spared = state.budgets.spared(state.members.values())
+        if spared != state.spared:
+            items["spare"] = state.spared = spared
     state.out = Outbox()
     state.answering = list(state.ending)
     more = first or _has_more(state)
@@ -144,6 +149,8 @@ def retry(state: State) -> None:
         if now - member.nominated_at > NOMINATED_WITHIN and not member.stopping and member.action is None:
             _note_refusal(state, member, now - member.nominated_at > RESERVED_WITHIN)
     _undo_overbooking(state)
+    if state.budgets.spared(state.members.values()) != state.spared:
+        state.look_at_budgets()
     if any(key in state.units and 0 < state.units[key].retry_at <= now for key in state.dirty_units):
         state.changed.set()
 

@@ -41,6 +41,7 @@ class ManagerHandle:
         releases: Documents = (),
         recover: Documents = (),
         more: bool = False,
+        spare: Iterable[str] | None = None,
     ) -> None:
         """Send an update. With `more`, the manager has not sent its whole state yet, and other updates follow."""
         self._send(
@@ -52,6 +53,7 @@ class ManagerHandle:
                 releases=tuple(map(dict, releases)),
                 recover=tuple(map(dict, recover)),
                 more=more,
+                spare=None if spare is None else tuple(spare),
                 operator=True,
             )
         )

@@ -363,7 +363,8 @@ class ManagerRecoveryDocument(Request, kw_only=True):
 
 class UpdateDocument(Request, kw_only=True):
     """An update of a resource manager. Its lists are applied in this order: nodes, jobs, recover, asks, releases. With
-    `more`, further updates follow before the manager's state is complete."""
+    `more`, further updates follow before the manager's state is complete. `spare` replaces the list of its jobs that
+    must not be stopped for others now."""
 
     nodes: list[ManagerNodeDocument] | UnsetType = UNSET
     jobs: list[ManagerJobDocument] | UnsetType = UNSET
@@ -371,6 +372,7 @@ class UpdateDocument(Request, kw_only=True):
     asks: list[ManagerAskDocument] | UnsetType = UNSET
     releases: list[ManagerReleaseDocument] | UnsetType = UNSET
     more: bool | UnsetType = UNSET
+    spare: list[str] | UnsetType = UNSET
 
 
 class WaitingJobsDocument(Request, kw_only=True):

@@ -89,6 +89,8 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
         ("release", command.releases, _release),
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
+    if command.spare is not None:
+        plan.partition.readiness.spare(command.name, frozenset(command.spare))
     if not command.more:
         plan.partition.readiness.note_manager(command.name)
     return Accepted(items=tuple(items))

@@ -359,7 +359,9 @@ class _Claim:
                 if len(victims) >= self.most:
                     return ranked(self.partition, victims)
                 if all(account in job.accounts for account, _, _ in self.binding):
-                    victims += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
+                    victims += [
+                        victim for victim in victims_of(self.partition, job) if self._may_stop(victim, by_priority)
+                    ]
         return ranked(self.partition, victims)
 
     def _may_stop(self, victim: Victim, by_priority: bool) -> bool:

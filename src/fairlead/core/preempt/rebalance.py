@@ -426,7 +426,7 @@ class Balance:
             if self.parent in line[:-1] and self.rights.loaned(line[line.index(self.parent) + 1]):
                 for priority in sorted(leaf.at_work):
                     for job in leaf.at_work[priority].values():
-                        for victim in victims_of(job):
+                        for victim in victims_of(self.partition, job):
                             if not self._has_just_begun(victim):
                                 yield victim
 

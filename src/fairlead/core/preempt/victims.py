@@ -412,8 +412,10 @@ def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
 # -- units -------------------------------------------------------------------------------------------------------
 
 
-def victims_of(job: Job) -> Iterator[Victim]:
+def victims_of(partition: Partition, job: Job) -> Iterator[Victim]:
     """Yield the single tasks and gangs of a job that may be stopped."""
+    if job.manager and partition.readiness.is_spared(job.manager, job.id):
+        return
     if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
         live = [stage for stage in job.stages if stage.live]
         for stage in live[:1] if job.whole else live:

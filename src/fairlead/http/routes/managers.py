@@ -53,8 +53,9 @@ async def update(request: Request, asked: op.UpdateManager) -> wire.Updated:
             raise Refused(what, f"{shown(value)} is not a list; write [{{…}}, {{…}}]")
         items[what] = tuple(value)
     more = read.flag("more", False)
+    spare = read.names("spare", most=100_000) if "spare" in read.doc else None
     read.close()
-    accepted = await execute(request, asked, UpdateManager(name=asked.name, **items, more=more), "name")
+    accepted = await execute(request, asked, UpdateManager(name=asked.name, **items, more=more, spare=spare), "name")
     return msgspec.convert(accepted, wire.Updated, from_attributes=True)
 
 
