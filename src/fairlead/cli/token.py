@@ -23,9 +23,9 @@ OWNER = "owner"
 class NewToken(Options):
     """The options of a new token. Their names are those of the request."""
 
-    role: Literal["user", "operator", "admin", "join"] = option(
+    role: Literal["user", "operator", "admin", "join", "manager"] = option(
         "What the token allows: user for the jobs of one user, operator for the cluster and all jobs, admin for "
-        "everything, join to add a machine as a node.",
+        "everything, join to add a machine as a node, manager to run a resource manager such as Kubernetes.",
         required=True,
     )
     user: str | None = option("Name of the user that the token is for.")

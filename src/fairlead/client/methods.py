@@ -382,8 +382,7 @@ class Methods(ABC):
         return self.send(op.Managers()).managers
 
     def register_manager(self, name: str) -> str:
-        """Register a manager, for the first time or after a restart. The manager then sends its state. Only for
-        operators."""
+        """Register a manager, for the first time or after a restart. The manager then sends its state."""
         return self.send(op.RegisterManager(name=name)).note
 
     def remove_manager(self, name: str) -> str:
@@ -391,17 +390,16 @@ class Methods(ABC):
         return self.send(op.RemoveManager(name=name)).note
 
     def update_manager(self, name: str, document: Document) -> list[wire.UpdateItem]:
-        """Apply a batch of nodes, jobs, allocations to recover, asks and releases. Each item has its own answer.
-        Only for operators."""
+        """Apply a batch of nodes, jobs, allocations to recover, asks and releases. Each item has its own answer."""
         return self.send(op.UpdateManager(name=name, document=cast(Any, document))).items
 
     def manager_state(self, name: str) -> wire.ManagerState:
         """Return the nodes, jobs and tasks of a manager as the partition knows them. Managers read this when they
-        start. Only for operators."""
+        start."""
         return self.send(op.ManagerState(name=name))
 
     def manager_waiting(self, name: str, jobs: list[str]) -> list[wire.WaitingJob]:
-        """Explain why jobs of a manager wait, for many jobs at once. Only for operators."""
+        """Explain why jobs of a manager wait, for many jobs at once."""
         return self.send(op.ManagerWaiting(name=name, document=given(jobs=jobs))).jobs
 
     def whoami(self) -> wire.Caller:
@@ -426,7 +424,7 @@ class Methods(ABC):
 
     def create_token(
         self,
-        role: Literal["user", "operator", "admin", "join"],
+        role: Literal["user", "operator", "admin", "join", "manager"],
         user: str = "",
         groups: list[str] | None = None,
         partition: str = "",

@@ -25,8 +25,13 @@ from fairlead.wire.unserved import Unserved
 
 Asked = TypeVar("Asked", bound=Operation[Any])
 Handler = Callable[[Request, Any], Awaitable[Any]]
-ROLES = ("user", "operator", "admin")
-"""Roles of users. Each role may do what the roles before it may do."""
+ROLES = {
+    "user": ("user", "operator", "admin"),
+    "manager": ("manager", "operator", "admin"),
+    "operator": ("operator", "admin"),
+    "admin": ("admin",),
+}
+"""The least role of an operation → all roles that may call it."""
 MAX_PARAMETERS = 1_000
 
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
@@ -69,7 +74,7 @@ class Route:
     def __init__(self, row: Row, handler: Handler) -> None:
         self.row = row
         self.handler = handler
-        self.roles = ROLES[ROLES.index(row.route.role) :] if row.route.role else ()
+        self.roles = ROLES[row.route.role] if row.route.role else ()
         self.in_path = [each for each in row.parameters if each.place == "path"]
         self.in_query = {each.sent: each for each in row.parameters if each.place == "query"}
         self.in_headers = [each for each in row.parameters if each.place == "header"]

@@ -31,7 +31,7 @@ from fairlead.wire.api import Role
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.clock import Seconds
 
-ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join")
+ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join", "manager")
 MAX_TOKENS = 100_000
 JOIN_SECONDS = 3600.0
 """Default lifetime of a join token."""
@@ -67,7 +67,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def operator(self) -> bool:
-        return self.role in ("operator", "admin")
+        """True if its commands count as those of an operator. Which ones a manager may give is decided before."""
+        return self.role in ("operator", "admin", "manager")
 
 
 class OfTasks(Protocol):

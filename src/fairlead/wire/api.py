@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-Role = Literal["user", "operator", "admin", "join"]
+Role = Literal["user", "operator", "admin", "join", "manager"]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
 Name = Annotated[str, Meta(pattern=NAME)]

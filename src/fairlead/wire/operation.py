@@ -20,7 +20,7 @@ JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet
 """Media types of answers. The answer type of an operation that streams events is that of an event."""
 
 Answer = TypeVar("Answer")
-Role = Literal["user", "operator", "admin", ""]
+Role = Literal["user", "manager", "operator", "admin", ""]
 Place = Literal["path", "query", "header", "body"]
 
 
@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     role: Role = "user"
-    """The lowest role that may call it; empty if no token is needed."""
+    """The lowest role that may call it; empty if no token is needed. Operations of `manager` are also for operators."""
     status: int = 200
     media: str = JSON
     seconds: float = 0.0

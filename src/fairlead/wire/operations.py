@@ -630,7 +630,7 @@ class Managers(OfPartition[wire.Managers], GET="managers", role="operator"):
     """List the registered resource managers with their numbers of nodes."""
 
 
-class RegisterManager(OfPartition[wire.Done], POST="managers/{name}", role="operator"):
+class RegisterManager(OfPartition[wire.Done], POST="managers/{name}", role="manager"):
     """Register a manager, for the first time or after a restart. The manager then sends its state."""
 
     name: Name
@@ -642,27 +642,27 @@ class RemoveManager(Change[wire.Done], DELETE="managers/{name}", role="operator"
     name: Name
 
 
-class UpdateManager(OfPartition[wire.Updated], POST="managers/{name}/updates", role="operator"):
+class UpdateManager(OfPartition[wire.Updated], POST="managers/{name}/updates", role="manager"):
     """Apply a batch of nodes, jobs, allocations to recover, asks and releases. Each item has its own answer."""
 
     name: Name
     document: wire.UpdateDocument
 
 
-class ManagerState(OfPartition[wire.ManagerState], GET="managers/{name}/state", role="operator"):
+class ManagerState(OfPartition[wire.ManagerState], GET="managers/{name}/state", role="manager"):
     """Return the nodes, jobs and tasks of a manager as the partition knows them. Managers read this when they start."""
 
     name: Name
 
 
-class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waiting", role="operator"):
+class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waiting", role="manager"):
     """Explain why jobs of a manager wait, for many jobs at once."""
 
     name: Name
     document: wire.WaitingJobsDocument
 
 
-class ManagerEvents(OfPartition[wire.ManagerEvent], GET="managers/{name}/events", role="operator", media=EVENTS):
+class ManagerEvents(OfPartition[wire.ManagerEvent], GET="managers/{name}/events", role="manager", media=EVENTS):
     """Stream events for a manager: allocated, release, released, ended, node. After `reset`, events were missed: read
     the state again."""
 

@@ -46,7 +46,7 @@ export interface Bar {
 export interface Caller {
   user: string;
   groups: string[];
-  role: "user" | "operator" | "admin" | "join";
+  role: "user" | "operator" | "admin" | "join" | "manager";
 }
 
 /** The predicted start of a job, from several simulated futures with random run times and arrivals. */
