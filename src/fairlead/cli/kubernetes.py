@@ -23,7 +23,9 @@ class AdapterOptions(Options):
     )
     context: str = option("Context in the kubeconfig file. By default its current context.")
     rules: Path | None = option("YAML file that chooses the queue of a pod by its namespace and labels.")
-    scheduler_name: str = option("Schedule pods with this schedulerName.", default="fairlead")
+    scheduler_name: list[str] | None = option(
+        "Schedule pods with this schedulerName; may be repeated. By default fairlead.", "--scheduler-name"
+    )
     lease: str = option(
         "Lease for leader election among several copies of this program, as NAMESPACE/NAME, or `none` for no "
         "election. By default `fairlead-` and --name, in the namespace of the context or pod."
@@ -41,11 +43,12 @@ def kubernetes(options: AdapterOptions) -> None:
     """Schedule the pods of a Kubernetes cluster with a Fairlead server.
 
     Fairlead binds pods with `schedulerName: fairlead` to nodes. Pods of other schedulers may have the scheduling gate
-    of Fairlead: it gives them a node selector and removes the gate, and then their own scheduler binds them. The token
-    in the variable FAIRLEAD_TOKEN needs the role operator.
+    of Fairlead: it decides when they start, reserves room for them, and their own scheduler decides where. The token
+    in the variable FAIRLEAD_TOKEN needs the role manager.
     """
     from fairlead.client.calls import Problem, tls_context
     from fairlead.client.endpoint import NotFound, find_endpoint
+    from fairlead.kubernetes.names import SCHEDULER
     from fairlead.kubernetes.setup import Options as Settings
     from fairlead.kubernetes.setup import Unusable, run
     from fairlead.server.logfile import logger_to
@@ -56,7 +59,9 @@ def kubernetes(options: AdapterOptions) -> None:
         names = ("name", "partition", "kubeconfig", "context", "rules", "lease", "at_once")
         listen = "" if options.listen == "none" else options.listen
         settings = Settings(
-            scheduler=options.scheduler_name, listen=listen, **{name: getattr(options, name) for name in names}
+            schedulers=tuple(options.scheduler_name or (SCHEDULER,)),
+            listen=listen,
+            **{name: getattr(options, name) for name in names},
         )
         log = logger_to(sys.stderr, "json", options.log_level)
         run(settings, endpoint.url, endpoint.token, trust, log.info)

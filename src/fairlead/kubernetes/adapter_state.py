@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,7 @@ from fairlead.kubernetes.units import Member, Task, Unit
 
 MOST_ASKS = 1_000
 """Number of known asks from which on those of removed pods are forgotten."""
+MOST_EVENTS = 5_000
 OURS = "kubernetes: "
 """Prefix of the reason with which the adapter drains or disables a node. The adapter enables only such nodes again."""
 
@@ -57,14 +59,14 @@ class State:
         self,
         act: Callable[[Target], None],
         rules: Rules | None = None,
-        scheduler: str = SCHEDULER,
+        schedulers: Collection[str] = (SCHEDULER,),
         gate: str = GATE,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.act = act
         """Starts an action; `done` or `refused` is called when it ends."""
         self.rules = rules or Rules()
-        self.scheduler = scheduler
+        self.schedulers = schedulers
         self.gate = gate
         self.clock = clock
         self.objects = GroupObjects(self.touch_units)
@@ -104,6 +106,8 @@ class State:
         """Keys of units that may have to be sent."""
         self.unbooked: dict[str, None] = {}
         """Units with bound pods whose use the partition does not know. They are sent before all other units."""
+        self.events: deque[tuple[Member, str, str]] = deque(maxlen=MOST_EVENTS)
+        """What was done with pods, to be written as events: pod, reason and text."""
         self.out = Outbox()
         self.ending: dict[Task, str] = {}
         """Tasks whose release or withdrawal is not answered yet → why the task was lost; empty if it was not. No other

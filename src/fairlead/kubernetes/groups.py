@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from fairlead.kubernetes import names
-from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, short_name
+from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, resource_name, short_name
 from fairlead.kubernetes.objects import (
+    DeviceClass,
     GangPolicy,
     GroupPolicy,
     Job,
@@ -27,6 +28,7 @@ from fairlead.kubernetes.objects import (
     PodGroup,
     PodSpec,
     PriorityClass,
+    VolcanoJob,
 )
 from fairlead.kubernetes.pods import Needs, NotHonoured, read_needs, soft_fields
 from fairlead.kubernetes.rules import Rules
@@ -78,7 +80,12 @@ def membership(pod: Pod) -> Membership:
 
 def application(meta: Meta) -> str:
     """Return the id of a YuniKorn application; empty if there is none."""
-    return next((value for key in names.YUNIKORN_APP if (value := _either(meta, key))), "")
+    return _first(meta, names.YUNIKORN_APP)
+
+
+def _first(meta: Meta, keys: Iterable[str]) -> str:
+    """Return the value of the first of some labels or annotations that an object has; empty if it has none."""
+    return next((value for key in keys if (value := _either(meta, key))), "")
 
 
 def _either(meta: Meta, key: str) -> str:
@@ -95,6 +102,7 @@ _EXPLICIT: tuple[tuple[str, Callable[[Pod], str], str], ...] = (
         lambda pod: pod.metadata.annotation(names.GROUP_NAME) or pod.metadata.annotation(names.VOLCANO_GROUP),
         names.VOLCANO_PART,
     ),
+    ("Koordinator", lambda pod: _first(pod.metadata, names.KOORDINATOR_GANG), names.PART),
     ("Application", lambda pod: application(pod.metadata), names.YUNIKORN_TASK_GROUP),
     ("Kueue", lambda pod: pod.metadata.label(names.KUEUE_GROUP), names.PART),
     ("JobSet", lambda pod: pod.metadata.label(names.JOBSET_NAME), names.JOBSET_PART),
@@ -134,6 +142,14 @@ class GroupObjects:
         """Kind, namespace and name → uid and facts of the object that has this name now."""
         self._keys: dict[str, tuple[str, str, str]] = {}
         """Uid → kind, namespace and name."""
+        self.suspended: dict[str, tuple[str, str, str, PodSpec]] = {}
+        """Suspended Jobs and JobSets of Kueue, by uid: path, namespace, name, and what their pods are like."""
+        self.pending: dict[str, tuple[str, str]] = {}
+        """Volcano's PodGroups that wait for their scheduler: uid of the Job → namespace and name."""
+        self.volcano_jobs: dict[str, str] = {}
+        """Volcano's Jobs: uid → name of their scheduler."""
+        self._device_classes: dict[str, tuple[str, str]] = {}
+        """DeviceClasses that offer a resource: uid → name and resource."""
         self.classes: dict[str, PriorityClass] = {}
         """Priority classes by name."""
         self.asks: dict[str, tuple[str, Needs]] = {}
@@ -148,7 +164,11 @@ class GroupObjects:
         """Return what to watch: path, type, and the functions to call with each changed object and each removed uid."""
 
         def follow(path: str, kind: str, of: type[Object], read: Callable[[Any], Facts]) -> Follow:
-            return path, of, lambda found: self.put(kind, found, read(found)), self.drop
+            def put(found: Any) -> None:
+                self.put(kind, found, read(found))
+                self._note_start(path, found)
+
+            return path, of, put, self.drop
 
         return [
             follow("/apis/batch/v1/jobs", "Job", Job, read_job),
@@ -157,7 +177,48 @@ class GroupObjects:
             follow("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", PLUGINS, PodGroup, read_plugins),
             follow("/apis/scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, PodGroup, read_volcano),
             ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self._drop_class),
+            ("/apis/resource.k8s.io/v1/deviceclasses", DeviceClass, self._put_devices, self._drop_devices),
+            ("/apis/batch.volcano.sh/v1alpha1/jobs", VolcanoJob, self._put_volcano_job, self._drop_volcano_job),
         ]
+
+    def _note_start(self, path: str, found: Any) -> None:
+        """Record an object whose controller makes no pods until its scheduler says so."""
+        meta: Meta = found.metadata
+        if isinstance(found, Job | JobSet):
+            templates = (
+                [found.spec.template]
+                if isinstance(found, Job)
+                else [each.template.spec.template for each in found.spec.replicated_jobs or ()]
+            )
+            if found.spec.suspend and meta.label(names.KUEUE_QUEUE) and templates:
+                self.suspended[meta.uid] = path, meta.namespace, meta.name, templates[0].spec
+            else:
+                self.suspended.pop(meta.uid, None)
+        elif path.startswith(f"/apis/{VOLCANO}/") and meta.controller is not None:
+            if found.status.phase in ("", "Pending"):
+                self.pending[meta.controller.uid] = meta.namespace, meta.name
+            else:
+                self.pending.pop(meta.controller.uid, None)
+
+    def classes_of_devices(self, resources: Iterable[str]) -> dict[str, str]:
+        """Return which of some resources are devices of a DeviceClass, with its name."""
+        if not self._device_classes:
+            return {}
+        offered = {resource_name(resource): name for name, resource in self._device_classes.values()}
+        return {name: offered[name] for name in resources if name in offered}
+
+    def _put_devices(self, found: DeviceClass) -> None:
+        if found.spec.extended_resource_name:
+            self._device_classes[found.metadata.uid] = found.metadata.name, found.spec.extended_resource_name
+
+    def _drop_devices(self, uid: str) -> None:
+        self._device_classes.pop(uid, None)
+
+    def _put_volcano_job(self, found: VolcanoJob) -> None:
+        self.volcano_jobs[found.metadata.uid] = found.spec.scheduler_name
+
+    def _drop_volcano_job(self, uid: str) -> None:
+        self.volcano_jobs.pop(uid, None)
 
     def put(self, kind: str, found: Any, facts: Facts) -> None:
         meta: Meta = found.metadata
@@ -169,6 +230,7 @@ class GroupObjects:
             self.touched([_group_key(key, meta.uid)])
 
     def drop(self, uid: str) -> None:
+        self.suspended.pop(uid, None)
         key = self._keys.pop(uid, None)
         if key is not None and self._facts.get(key, ("", None))[0] == uid:
             del self._facts[key]
@@ -277,8 +339,20 @@ class Group(msgspec.Struct):
         For a gated pod, fields that cannot be expressed are left out: the cluster's own scheduler binds it and honours
         them.
         """
+        topology = pod.metadata.annotation(names.KUEUE_REQUIRED)
+        if topology:  # no other scheduler honours it either
+            field = f"annotation {names.KUEUE_REQUIRED}"
+            return (NotHonoured(field, f"a gang is not kept within one {topology}; podset-preferred-topology is"),)
         needs, problems = read_needs(pod, self.member.own, self.is_gang)
         problems = (*self.facts.problems, *problems)
+        by_class = self.objects.classes_of_devices(name for name, _ in needs.resources)
+        if by_class and gated:
+            needs = msgspec.structs.replace(
+                needs, resources=tuple(entry for entry in needs.resources if entry[0] not in by_class)
+            )
+        for resource, device_class in by_class.items():
+            why = f"devices of the DeviceClass {device_class} are allocated by kube-scheduler"
+            problems = (*problems, NotHonoured(f"spec.containers.resources {resource}", why))
         return problems if problems and not gated else needs
 
     def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -398,6 +472,8 @@ def _facts(member: Membership, pods: Sequence[Pod], objects: GroupObjects) -> tu
         return Facts(minimum=_number(_annotation(metas, names.MINIMUM))), ""
     if member.kind == "Kueue":
         return Facts(minimum=_number(_annotation(metas, names.KUEUE_TOTAL))), ""
+    if member.kind == "Koordinator":
+        return Facts(minimum=_number(_annotation(metas, *names.KOORDINATOR_MINIMUM))), ""
     if member.kind == "Application":
         return _application(metas)
     found = objects.find(member.kind, member.namespace, member.name)
@@ -457,7 +533,14 @@ class _UserInfo(msgspec.Struct):
 
 # -- the fields of each manifest ---------------------------------------------------------------------------------
 
-_QUEUES = (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE)
+_QUEUES = (
+    names.QUEUE,
+    names.YUNIKORN_QUEUE,
+    names.VOLCANO_QUEUE,
+    names.KUEUE_QUEUE,
+    names.KOORDINATOR_QUEUE,
+    names.KAI_QUEUE,
+)
 _READ = (*_QUEUES, names.MINIMUM, names.GANG, names.PREEMPTIBLE, names.ESTIMATE, names.ON_LOSS)
 
 
@@ -469,8 +552,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 9 else 0
 
 
-def _annotation(metas: Sequence[Meta], key: str) -> str:
-    return next((found for meta in metas if (found := _either(meta, key))), "")
+def _annotation(metas: Sequence[Meta], *keys: str) -> str:
+    return next((found for meta in metas if (found := _first(meta, keys))), "")
 
 
 def _at_once(parallelism: int | None, completions: int | None) -> int:
@@ -484,7 +567,8 @@ def read_job(job: Job) -> Facts:
     spec = job.spec
     pods = _at_once(spec.parallelism, spec.completions)
     gang = spec.completion_mode == "Indexed" and pods > 1 and spec.parallelism == spec.completions
-    return Facts(_marks(job.metadata), minimum=pods if gang else 0, pods=pods)
+    least = min(_number(job.metadata.annotation(names.KUEUE_MINIMUM)), pods)
+    return Facts(_marks(job.metadata), minimum=least or (pods if gang else 0), pods=pods)
 
 
 def read_job_set(job_set: JobSet) -> Facts:
@@ -494,7 +578,12 @@ def read_job_set(job_set: JobSet) -> Facts:
         for each in job_set.spec.replicated_jobs or ()
     }
     in_order = (job_set.spec.startup_policy or {}).get("startupPolicyOrder") == "InOrder"
-    whole = not in_order and not any(each.depends_on for each in job_set.spec.replicated_jobs or ())
+    replicated = job_set.spec.replicated_jobs or ()
+    whole = not in_order and not any(each.depends_on for each in replicated)
+    marked = (job_set.metadata, *(each.template.metadata for each in replicated))
+    if any(meta.annotation(names.EXCLUSIVE) for meta in marked):
+        # Its controller makes the other pods of a Job only when the first one runs, so they cannot be one gang.
+        return Facts(_marks(job_set.metadata), whole=False)
     total = sum(parts.values())
     parts = {name: count for name, count in parts.items() if count}
     return Facts(_marks(job_set.metadata), minimum=total, pods=total, parts=parts, whole=whole)

@@ -71,7 +71,7 @@ def _is_ours(state: State, pod: Pod) -> bool:
     gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
     if gates - {state.gate}:
         return False
-    return bool(gates) or pod.spec.scheduler_name == state.scheduler or bool(pod.metadata.annotation(NOMINATED))
+    return bool(gates) or pod.spec.scheduler_name in state.schedulers or bool(pod.metadata.annotation(NOMINATED))
 
 
 def _put_own(state: State, pod: Pod) -> None:
@@ -108,7 +108,7 @@ def _add(state: State, pod: Pod, bound: str) -> None:
     if unit is None:
         unit = state.units[belongs.key] = Unit(belongs.key, belongs.job)
         state.jobs[unit.job] = unit
-    gated = pod.spec.scheduler_name != state.scheduler
+    gated = pod.spec.scheduler_name not in state.schedulers
     meta = pod.metadata
     member = Member(meta.uid, meta.namespace, meta.name, unit, belongs, gated, pod, bound=bound)
     member.labels = meta.labels or {}
@@ -239,6 +239,8 @@ def stop(state: State, member: Member, cause: str) -> None:
         state.changed.set()
         return
     member.stopping = True
+    if cause != "kill":
+        state.events.append((member, "Preempted", "Fairlead stops it for other pods" + (f": {cause}" if cause else "")))
     if action is None:
         begin(state, member, "delete" if cause == "kill" else "evict")
 

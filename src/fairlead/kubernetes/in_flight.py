@@ -41,6 +41,7 @@ def done(state: State, target: Target) -> None:
     if target.confirmed and target.verb == "bind" and not member.bound:
         member.bound = member.placed
         member.pod = None
+        state.events.append((member, "Scheduled", f"bound to {target.node}"))
     elif target.confirmed and target.verb == "admit" and not member.fixed and member.uid in state.members:
         member.nominated, member.nominated_at = member.placed, state.clock()
         state.nominated[member.uid] = member

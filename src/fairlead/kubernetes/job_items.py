@@ -32,7 +32,7 @@ def job_items(state: State, unit: Unit) -> list[Document]:
         unit.forget_tasks()
         removed = remove
     shape(state, unit)
-    if unit.sent and (unit.why[1] or _has_other_minimum(unit)) and not unit.live() and not state.dirty_nodes:
+    if unit.sent and (unit.why[1] or _has_changed(unit)) and not unit.live() and not state.dirty_nodes:
         unit.forget_tasks()  # an incomplete gang waits for its other pods
         unit.waiting_since = 0.0
         if not unit.why[1]:  # it is sent again a little later, when no event about the removed job can come
@@ -45,10 +45,14 @@ def job_items(state: State, unit: Unit) -> list[Document]:
     return removed + added
 
 
-def _has_other_minimum(unit: Unit) -> bool:
-    """True if another number of pods has to start together than the partition knows."""
+def _has_changed(unit: Unit) -> bool:
+    """True if another number of pods has to start together than the partition knows, or for another queue or user."""
     group = unit.group
-    if group is None or not any(least > 1 for least in unit.minimum.values()):
+    if group is None:
+        return False
+    if any(unit.owner) and unit.owner != (group.queue, group.user):
+        return True
+    if not any(least > 1 for least in unit.minimum.values()):
         return False
     counts = Counter(member.ask for member in unit.members.values() if member.ask)
     return any(unit.minimum.get(ask, least) != least for ask, least in group.minimum(counts).items())
@@ -102,6 +106,7 @@ def _new_job(state: State, unit: Unit, group: Group) -> Document:
     unit.sent = True
     unit.waiting_since = state.clock()
     stages = [{**stage, **ONE_BY_ONE} for stage in group.stages(counts)]
+    unit.owner = (group.queue, group.user)
     unit.minimum = {stage["name"]: stage["min"] for stage in stages}
     whole = len(stages) > 1 and not bound and group.is_gang
     return {**group.job_item(), "stages": stages, **({"gang": "job"} if whole else {})}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import math
 import os
 import ssl
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from time import monotonic
+from threading import Thread
+from time import monotonic, time
 from typing import Any
 
 import yaml
@@ -90,6 +96,71 @@ def read_kubeconfig(path: Path, context: str = "") -> tuple[Address, str]:
     return _address(path, cluster, user), str(chosen.get("namespace") or "default")
 
 
+class ExecPlugin:
+    """Gets tokens from a program, as kubeconfig files of cloud clusters do, and new ones before they expire."""
+
+    def __init__(self, path: Path, plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
+        self._field = f"{path}: users.user.exec"
+        command = str(plugin.get("command") or "")
+        if not command:
+            raise ConfigProblem(f"{self._field}.command: missing; name the program that prints a token")
+        if "/" in command:  # relative to the file, as for kubectl
+            command = str(path.parent / command)
+        self._command = [command, *map(str, plugin.get("args") or ())]
+        self._version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
+        spec: dict[str, Any] = {"interactive": False}
+        if plugin.get("provideClusterInfo"):
+            spec["cluster"] = {
+                key: cluster[key] for key in ("server", "certificate-authority-data") if cluster.get(key)
+            }
+        asked = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
+        given = {str(each.get("name")): str(each.get("value", "")) for each in plugin.get("env") or ()}
+        self._env = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+        self._hint = str(plugin.get("installHint") or "install it, or use a token")
+        self._token = ""
+        self._renew_at = self._expires_at = 0.0
+        self._renewing: Thread | None = None
+
+    def __call__(self) -> str:
+        """Return a token. The first one is waited for, later ones are got in the background before the last expires."""
+        now = time()
+        if not self._token or now >= self._expires_at:
+            self._renew()
+        elif now >= self._renew_at and (self._renewing is None or not self._renewing.is_alive()):
+            self._renewing = Thread(target=self._renew_quietly, daemon=True)
+            self._renewing.start()
+        return self._token
+
+    def _renew_quietly(self) -> None:
+        with suppress(ConfigProblem):  # it is tried again at the next call, and reported when the token has expired
+            self._renew()
+
+    def _renew(self) -> None:
+        name = self._command[0]
+        try:
+            done = subprocess.run(
+                self._command, env=self._env, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False
+            )
+        except FileNotFoundError:
+            raise ConfigProblem(f"{self._field}.command: there is no program {name}; {self._hint}") from None
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise ConfigProblem(f"{self._field}.command: {name} cannot be run: {problem}") from None
+        if done.returncode:
+            text = done.stderr.decode(errors="replace").strip()[-500:]
+            raise ConfigProblem(f"{self._field}.command: {name} ended with code {done.returncode}: {text}")
+        try:
+            status = json.loads(done.stdout)["status"]
+            token = str(status.get("token") or "")
+            until = status.get("expirationTimestamp")
+            expires = datetime.fromisoformat(until).timestamp() if until else math.inf
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigProblem(f"{self._field}.command: {name} printed no ExecCredential") from None
+        if not token:
+            raise ConfigProblem(f"{self._field}.command: {name} gave no token; certificates are not supported")
+        now = time()
+        self._token, self._expires_at, self._renew_at = token, expires, now + (expires - now) * 0.7
+
+
 def _entry(path: Path, document: Mapping[str, Any], key: str, name: str, inner: str) -> Mapping[str, Any]:
     entries = document.get(key) or []
     for entry in entries if isinstance(entries, list) else []:
@@ -104,12 +175,11 @@ def _address(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) ->
         encrypted, host, port, prefix = parse_url(str(cluster.get("server") or ""))
     except ValueError as problem:
         raise ConfigProblem(f"{path}: clusters.cluster.server: {problem}") from None
-    for key in ("exec", "auth-provider"):
-        if user.get(key):
-            raise ConfigProblem(
-                f"{path}: users.user.{key} is not supported; use a token, a tokenFile or a client certificate"
-            )
+    if user.get("auth-provider"):
+        raise ConfigProblem(f"{path}: users.user.auth-provider was removed from Kubernetes; use exec, or a token")
     tls = _tls(path, cluster, user) if encrypted else None
+    if isinstance(plugin := user.get("exec"), Mapping):
+        return Address(host, port, prefix, tls, ExecPlugin(path, plugin, cluster))
     if user.get("tokenFile"):
         return Address(host, port, prefix, tls, token_file(path.parent / str(user["tokenFile"])))
     token = str(user.get("token") or "")

@@ -16,10 +16,10 @@ import msgspec
 from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.objects import Lease, LeaseSpec, Meta
 
-DURATION = 15
-RENEWED_EACH = 3.0
-GIVEN_UP_AFTER = 10.0
-"""Seconds without a renewal after which the holder stops."""
+DURATION = 4
+RENEWED_EACH = 1.0
+GIVEN_UP_AFTER = 3.0
+"""Seconds without a renewal after which the holder stops. It is less than `DURATION`, so that never two work."""
 
 _decode = msgspec.json.Decoder(Lease).decode
 _encode = msgspec.json.Encoder().encode
@@ -64,14 +64,17 @@ class Election:
 
     async def keep(self) -> None:
         """Renew the lease until it is lost; then raise `LeaseLost`."""
+        problem = "no answer"
         while True:
             await asyncio.sleep(RENEWED_EACH)
             try:
-                if not await self._try():
-                    raise LeaseLost("another adapter holds the lease")
+                async with asyncio.timeout(self._renewed_at + GIVEN_UP_AFTER - monotonic()):
+                    if not await self._try():
+                        raise LeaseLost("another adapter holds the lease")
             except Lost as lost:
-                if monotonic() - self._renewed_at > GIVEN_UP_AFTER:
-                    raise LeaseLost(f"the lease could not be renewed: {lost}") from None
+                problem = str(lost)
+            except TimeoutError:
+                raise LeaseLost(f"the lease could not be renewed: {problem}") from None
 
     async def give_up(self) -> None:
         """Release the lease, so that another adapter takes over at once."""

@@ -63,6 +63,17 @@ YUNIKORN_USER_INFO = "yunikorn.apache.org/user.info"
 YUNIKORN_PREEMPTION = "yunikorn.apache.org/allow-preemption"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_MINIMUM = "kueue.x-k8s.io/job-min-parallelism"
+KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+KOORDINATOR_GANG = ("gang.scheduling.koordinator.sh/name", "pod-group.scheduling.sigs.k8s.io/name")
+KOORDINATOR_MINIMUM = (
+    "gang.scheduling.koordinator.sh/min-available",
+    "pod-group.scheduling.sigs.k8s.io/min-available",
+)
+KOORDINATOR_QUEUE = "quota.scheduling.koordinator.sh/name"
+KAI_QUEUE = "kai.scheduler/queue"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-total-count"
 
 SCHEDULING = "scheduling.k8s.io"

@@ -306,7 +306,13 @@ class Node(Named):
 # -- Jobs and JobSets ----------------------------------------------------------------------------------------------
 
 
+class PodTemplate(Named):
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+
 class JobSpec(Object):
+    suspend: bool | None = None
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
     parallelism: int | None = None
     completions: int | None = None
     completion_mode: str = "NonIndexed"
@@ -326,6 +332,7 @@ class ReplicatedJob(Object):
 
 
 class JobSetSpec(Object):
+    suspend: bool | None = None
     replicated_jobs: list[ReplicatedJob] | None = None
     startup_policy: dict[str, Any] | None = None
 
@@ -369,10 +376,35 @@ class PodGroupSpec(Object):
     network_topology: dict[str, Any] | None = None
 
 
+class PodGroupStatus(Object):
+    phase: str = ""
+
+
 class PodGroup(Named):
     """A PodGroup of `scheduling.k8s.io`, `scheduling.x-k8s.io` or `scheduling.volcano.sh`."""
 
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+    status: PodGroupStatus = msgspec.field(default_factory=PodGroupStatus)
+
+
+class VolcanoJobSpec(Object):
+    scheduler_name: str = ""
+
+
+class VolcanoJob(Named):
+    """A Job of `batch.volcano.sh`."""
+
+    spec: VolcanoJobSpec = msgspec.field(default_factory=VolcanoJobSpec)
+
+
+class DeviceClassSpec(Object):
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(Named):
+    """A DeviceClass of `resource.k8s.io`."""
+
+    spec: DeviceClassSpec = msgspec.field(default_factory=DeviceClassSpec)
 
 
 # -- other objects -----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fairlead.wire import api as wire
 
 UNSCHEDULABLE = "Unschedulable"
 REQUESTED = "ProvisioningRequested"
+WARNINGS = (UNSCHEDULABLE, "Refused", "NotHonoured", "NotBound", "Preempted")
 EACH = 0.5
 """Seconds between two rounds."""
 FIRST_AFTER = 0.5
@@ -90,6 +91,15 @@ class Reasons:
         nominated = self._state.nominated.values()
         writing += _unwritten((member, "NotBound", member.refused) for member in nominated)[:most]
         await asyncio.gather(*(self._write(*entry) for entry in writing))
+        done = self._state.events
+        await asyncio.gather(*(self._tell(*done.popleft()) for _ in range(min(len(done), most - len(writing)))))
+
+    async def _tell(self, member: Member, reason: str, text: str) -> None:
+        async with self._slots:
+            try:
+                await self._event(member, reason, text)
+            except Lost as lost:
+                self._note(f"{member.namespace}/{member.name}", str(lost))
 
     async def _explain(self, unit: Unit, answer: wire.WaitingJob | None) -> tuple[str, str]:
         """Return the reason and the text for a unit. Request nodes for a gang that lacks capacity."""
@@ -140,7 +150,7 @@ class Reasons:
             "reportingController": "fairlead",
             "reportingInstance": self._reporter,
             "action": "Scheduling",
-            "type": "Warning" if reason in (UNSCHEDULABLE, "Refused", "NotHonoured", "NotBound") else "Normal",
+            "type": "Warning" if reason in WARNINGS else "Normal",
             "reason": "FailedScheduling" if reason == UNSCHEDULABLE else reason,
             "note": text[:1000],
             "regarding": {

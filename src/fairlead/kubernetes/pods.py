@@ -332,6 +332,9 @@ def _near(pod: Pod, own: Collection[str], problems: list[NotHonoured]) -> str:
     terms = [
         each for each in affinity.preferred or () if each.weight > 0 and _means_own(each.pod_affinity_term, pod, own)
     ]
+    preferred = pod.metadata.annotation(names.KUEUE_PREFERRED)
+    if _LABEL.fullmatch(preferred):
+        return preferred
     terms = [each for each in terms if _LABEL.fullmatch(each.pod_affinity_term.topology_key)]
     return max(terms, key=lambda term: term.weight).pod_affinity_term.topology_key if terms else ""
 

@@ -25,7 +25,7 @@ GROUP = "autoscaling.x-k8s.io"
 CLASS = f"best-effort-atomic-scale-up.{GROUP}"
 JOB = PREFIX + "job"
 """Label of a request: the job that it is for."""
-LOOKED_EACH = 300.0
+LOOKED_EACH = 10.0
 """Seconds between two checks whether the cluster has the API."""
 EACH = 2.0
 

@@ -23,6 +23,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 WATCH_SECONDS = 300
 """Seconds after which a watch ends and starts again, so that a dead connection is noticed."""
 QUIET_MARGIN = 30.0
+LOOKED_FOR_EACH = 5.0
+"""Seconds after which an optional kind that the API server does not know is looked for again."""
 GONE = 410
 
 Kept = TypeVar("Kept", bound=Named)
@@ -111,7 +113,7 @@ class Follower(Generic[Kept]):
             reply = await self._http.call("GET", self._url(limit=str(PAGE), **({"continue": token} if token else {})))
             if reply.status == 404 and self._optional:
                 self._listed(set())
-                await asyncio.sleep(LONGEST_PAUSE * 3)
+                await asyncio.sleep(LOOKED_FOR_EACH)
                 return
             if reply.status == GONE:  # the list took so long that its version is gone: start again
                 seen, token = set(), ""

@@ -20,6 +20,7 @@ from fairlead.kubernetes import objects
 from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.adapter_health import Health
+from fairlead.kubernetes.group_starts import GroupStarts
 from fairlead.kubernetes.lease import Election
 from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.partition_link import Link
@@ -39,9 +40,11 @@ Log = Callable[..., None]
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of an adapter."""
 
-    scheduler: str = SCHEDULER
+    schedulers: tuple[str, ...] = (SCHEDULER,)
     gate: str = GATE
     rules: Rules = msgspec.field(default_factory=Rules)
+    changed_rules: Callable[[], Rules | None] = lambda: None
+    """Returns the rules if they have changed since the last call."""
     lease: str = ""
     """NAMESPACE/NAME of the lease for leader election; empty for none."""
     listen: str = ""
@@ -59,7 +62,7 @@ class Runner:
         self._settings = settings
         self._log = log
         self.performer = Performer(http, self._done, self._refused, self._delayed, settings.at_once)
-        self.adapter = Adapter(self.performer.add, settings.rules, settings.scheduler, settings.gate)
+        self.adapter = Adapter(self.performer.add, settings.rules, settings.schedulers, settings.gate)
         self.identity = f"{socket.gethostname()}-{os.getpid()}"
         self.provisioning = Provisioning(
             self.adapter, http, lambda job, problem: log("nodes not requested", job=job, problem=problem)
@@ -72,6 +75,13 @@ class Runner:
             lambda: self.performer.waiting() > 0,
             lambda pod, problem: log("reason not written", pod=pod, problem=problem),
             self.provisioning.ask_for,
+        )
+        self.starts = GroupStarts(
+            http,
+            self.adapter.objects,
+            lambda name, problem: log("group not started", group=name, problem=problem),
+            settings.schedulers,
+            settings.gate,
         )
         self.followers = self._followers()
         self.connected = False
@@ -86,12 +96,12 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 if settings.listen:
                     group.create_task(self.health.serve(settings.listen))
+                for follower in self.followers:  # also while another adapter leads: so it can take over within seconds
+                    group.create_task(follower.run())
                 if settings.lease:
                     await election.win()
                     group.create_task(election.keep())
                 self.health.leads = True
-                for follower in self.followers:
-                    group.create_task(follower.run())
                 for follower in self.followers:
                     if follower.needed:
                         await follower.synced.wait()
@@ -100,6 +110,7 @@ class Runner:
                 group.create_task(self.performer.run())
                 group.create_task(self.reasons.run())
                 group.create_task(self.provisioning.run())
+                group.create_task(self.starts.run())
                 group.create_task(self._look_again())
                 up()
                 await self._stay_connected()
@@ -146,6 +157,10 @@ class Runner:
     async def _look_again(self) -> None:
         while True:
             await asyncio.sleep(LOOK_AGAIN)
+            if (rules := self._settings.changed_rules()) is not None:
+                self.adapter.rules = rules
+                self.adapter.touch_units(self.adapter.units)
+                self._log("rules read again")
             self.adapter.retry()
 
     def _done(self, target: Target) -> None:

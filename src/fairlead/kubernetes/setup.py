@@ -36,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: str = ""
     context: str = ""
     rules: Path | None = None
-    scheduler: str = SCHEDULER
+    schedulers: tuple[str, ...] = (SCHEDULER,)
     lease: str = ""
     listen: str = ""
     at_once: int = AT_ONCE
@@ -52,8 +52,9 @@ def make_runner(options: Options, link: Link, log: Log) -> Runner:
     if options.lease not in ("", "none") and not all(options.lease.partition("/")):
         raise Unusable(f"--lease: {options.lease} is not NAMESPACE/NAME; write it so, or `none`")
     settings = Settings(
-        scheduler=options.scheduler,
+        schedulers=options.schedulers,
         rules=Rules() if options.rules is None else _rules(options.rules),
+        changed_rules=_Changes(options.rules, log),
         lease="" if options.lease == "none" else lease,
         listen=options.listen,
         at_once=options.at_once,
@@ -92,6 +93,33 @@ def _flat(problem: BaseException) -> list[BaseException]:
     if isinstance(problem, BaseExceptionGroup):
         return [inner for part in problem.exceptions for inner in _flat(part)]
     return [problem]
+
+
+class _Changes:
+    """Reads the rules again when their file has changed. A file that cannot be read changes nothing."""
+
+    def __init__(self, path: Path | None, log: Log) -> None:
+        self._path = path
+        self._log = log
+        self._read = self._stamp()
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            found = None
+        return (found.st_mtime_ns, found.st_ino) if found is not None else (0, 0)
+
+    def __call__(self) -> Rules | None:
+        stamp = self._stamp()
+        if self._path is None or stamp == self._read:
+            return None
+        self._read = stamp
+        try:
+            return _rules(self._path)
+        except Unusable as problem:
+            self._log("rules not read again", problem=str(problem))
+            return None
 
 
 def _rules(path: Path) -> Rules:

@@ -100,6 +100,8 @@ class Unit(msgspec.Struct, eq=False):
     """Ask → the pod of each task. A task without a pod has ended or was withdrawn."""
     minimum: dict[str, int] = {}
     """Ask → the number of its tasks that start together, as the partition knows it."""
+    owner: tuple[str, str] = ("", "")
+    """Queue and user for which the job was sent, if this adapter sent it."""
     why: tuple[str, str] = ("", "")
     """Reason and text why the unit is not sent: pods are missing, or the partition refuses it."""
     retry_at: float = 0.0
