@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fairlead.cli.main import app
 from fairlead.core.config import parse_config
 from fairlead.kubernetes.groups import GroupObjects
 from fairlead.kubernetes.rules import Rules, parse_rules
-from tests.kubernetes.rights import CLUSTER_RULES, LEASE_RULES, resource_of
+from tests.kubernetes.rights import ADMISSION_RULES, CLUSTER_RULES, LEASE_RULES, resource_of
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SOURCE = Path(__file__).parents[2] / "src" / "fairlead" / "kubernetes"
@@ -33,25 +34,31 @@ metadata:
   name: {NAMESPACE}
 """
 
-_VALUE = re.compile(r"\{\{ (\.[A-Za-z.]+) \}\}")
-_BLOCK = re.compile(r"\s*\{\{- (if (\.[A-Za-z.]+)|else|end) \}\}")
+_VALUE = re.compile(r"\{\{ \$?(\.[A-Za-z.]*) \}\}")
+_BLOCK = re.compile(r"\s*\{\{- (if (\.[A-Za-z.]+)|range (\.[A-Za-z.]+)|else|end) \}\}")
 _YAML = re.compile(r"\s*\{\{- toYaml (\.[A-Za-z.]+) \| nindent ([0-9]+) \}\}")
 
 
 def render(template: str, scope: dict[str, Any]) -> str:
-    """Render a template that uses only values, `if`, `else`, `end` and `toYaml … | nindent`; refuse all else."""
+    """Render a template that uses only values, `if`, `else`, `end`, `range` (within which are no other blocks) and
+    `toYaml … | nindent`; refuse all else."""
 
     def find(path: str) -> Any:
         found: Any = scope
         for part in path.strip(".").split("."):
-            found = found[part]
+            found = found[part] if part else scope["."]
         return found
 
     lines: list[str] = []
     shown = [True]
-    for line in template.splitlines():
+    source = iter(template.splitlines())
+    for line in source:
         if block := _BLOCK.fullmatch(line):
-            if block[1] == "end":
+            if block[3]:
+                inner = list(takewhile(lambda each: not each.strip().startswith("{{- end"), source))
+                for item in find(block[3]) if all(shown) else ():
+                    lines += render("\n".join(inner), {**scope, ".": item}).splitlines()
+            elif block[1] == "end":
                 shown.pop()
             elif block[1] == "else":
                 shown[-1] = not shown[-1]
@@ -70,19 +77,19 @@ def render(template: str, scope: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rendered(**changed: Any) -> list[str]:
+def rendered(release: str = "fairlead", **changed: Any) -> list[str]:
     values = yaml.safe_load((FOLDER / "chart/values.yaml").read_text())
     for key, value in changed.items():
         values[key] = {**values[key], **value} if isinstance(values[key], dict) else value
-    scope = {"Values": values, "Release": {"Namespace": NAMESPACE}}
-    order = ("account", "rbac", "config", "server", "adapter")
+    scope = {"Values": values, "Release": {"Namespace": NAMESPACE, "Name": release}}
+    order = ("account", "rbac", "admission", "config", "server", "adapter")
     files = {path.stem: path for path in (FOLDER / "chart/templates").glob("*.yaml")}
     assert sorted(files) == sorted(order)
     return [render(files[name].read_text(), scope) for name in order]
 
 
 def plain() -> str:
-    return "---\n".join([HEAD, *rendered()])
+    return "---\n".join([HEAD, *filter(str.strip, rendered())])
 
 
 def documents(text: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -120,6 +127,25 @@ def test_objects() -> None:
     assert "--server=https://elsewhere:7070" in args
     fast = objects(server={"storageClassName": "fast"})["StatefulSet", "fairlead-server"]
     assert fast["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast"
+
+
+def test_admission_is_limited_to_its_namespaces() -> None:
+    policy = {"namespaces": ["ml", "ci"], "policy": True}
+    found = list(filter(None, yaml.safe_load_all("---\n".join(rendered(admission=policy)))))
+    bindings = [
+        each for each in found if (each["kind"], each["metadata"]["name"]) == ("RoleBinding", "fairlead-admission")
+    ]
+    assert [each["metadata"]["namespace"] for each in bindings] == ["ml", "ci"]
+    (policy,) = (each for each in found if each["kind"] == "MutatingAdmissionPolicy")
+    (namespaces,) = policy["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+    assert namespaces["values"] == ["ml", "ci"]
+
+
+def test_a_second_release_shares_no_object_with_the_first() -> None:
+    other = documents("---\n".join(rendered("other")))
+    assert not set(other) & set(objects())
+    selectors = [each["spec"]["selector"] for each in other.values() if "selector" in each.get("spec", {})]
+    assert selectors and "fairlead-" not in str(selectors)
 
 
 @pytest.mark.parametrize("container", list(containers()), ids=lambda container: container["name"])
@@ -166,10 +192,12 @@ def granted(kind: str, name: str) -> set[tuple[str, str, str]]:
 def test_rights_are_those_of_the_calls() -> None:
     for (kind, name), rules in (
         (("ClusterRole", "fairlead"), CLUSTER_RULES),
+        (("ClusterRole", "fairlead-admission"), ADMISSION_RULES),
         (("Role", "fairlead-lease"), LEASE_RULES),
     ):
         needed = {(rule.group, rule.resource, verb) for rule in rules for verb in rule.verbs}
         assert granted(kind, name) == needed
+    assert not [kind for kind, _ in objects() if kind in ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")]
     account = {"kind": "ServiceAccount", "name": "fairlead", "namespace": NAMESPACE}
     assert objects()["ClusterRoleBinding", "fairlead"]["subjects"] == [account]
 

@@ -13,9 +13,9 @@ import yaml
 from fairlead.kubernetes.names import GATE
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.reading import MANIFESTS
-from tests.kubernetes.rights import CLUSTER_RULES, LEASE_RULES
+from tests.kubernetes.rights import ADMISSION_RULES, CLUSTER_RULES, LEASE_RULES
 from tests.kubernetes.scene import NAMESPACE, Scene, scenes
-from tests.kubernetes.test_deploy import PLAIN
+from tests.kubernetes.test_deploy import PLAIN, rendered
 
 pytestmark = pytest.mark.kubernetes
 
@@ -43,6 +43,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with control_plane(tmp_path_factory.mktemp("guarded"), "RBAC") as plane:
         for document in yaml.safe_load_all(PLAIN.read_text()):
             create(plane, document)
+        create(plane, {"kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        policy = {"namespaces": [NAMESPACE], "policy": True}
+        for document in yaml.safe_load_all("---\n".join(rendered(admission=policy))):
+            if document and document["metadata"]["name"] == "fairlead-admission" and document["kind"] == "RoleBinding":
+                create(plane, document)
         yield plane
 
 
@@ -64,6 +69,9 @@ def may(plane: ControlPlane, verb: str, group: str, resource: str, namespace: st
 def test_the_account_has_the_rights_of_the_calls_and_no_others(guarded: ControlPlane) -> None:
     for rule in CLUSTER_RULES:
         assert all(may(guarded, verb, rule.group, rule.resource, "any") for verb in rule.verbs), rule
+    for rule in ADMISSION_RULES:
+        assert all(may(guarded, verb, rule.group, rule.resource, NAMESPACE) for verb in rule.verbs), rule
+        assert not any(may(guarded, verb, rule.group, rule.resource, "other") for verb in rule.verbs), rule
     for rule in LEASE_RULES:
         assert all(may(guarded, verb, rule.group, rule.resource, "fairlead") for verb in rule.verbs), rule
         assert not any(may(guarded, verb, rule.group, rule.resource, "other") for verb in rule.verbs), rule
@@ -101,7 +109,7 @@ def scene(guarded: ControlPlane, tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_an_adapter_with_these_rights_does_all_its_work(scene: Scene) -> None:
-    """It binds, pins, preempts, explains and keeps a lease, and no call is forbidden."""
+    """It binds, admits, preempts, explains and keeps a lease, and no call is forbidden."""
     scene.user = ADAPTER
     scene.node("n1")
     scene.start_adapter(lease="fairlead/fairlead-kubernetes")
@@ -118,7 +126,7 @@ def test_an_adapter_with_these_rights_does_all_its_work(scene: Scene) -> None:
     # The gang was evicted whole, so there is room for the gated pod.
     scene.pod("gated", scheduler="default-scheduler", gates=[GATE])
     scene.wait(lambda: not scene.pods()["gated"]["spec"].get("schedulingGates"), "the gate is removed")
-    assert scene.pods()["gated"]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "n1"}
+    assert scene.pods()["gated"]["status"]["nominatedNodeName"] == "n1"
     scene.pod("large", cpu="64")
     scene.wait_reason("large", "Unschedulable")
     events = scene.call("GET", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]

@@ -13,9 +13,9 @@ from fairlead.kubernetes.names import GATE, NOMINATED
 from fairlead.kubernetes.objects import PREFERRED, REQUIRED
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.scene import FAIRLEAD, NAMESPACE, Json, Scene, scenes
+from tests.kubernetes.test_deploy import rendered
 
 pytestmark = pytest.mark.kubernetes
-DEPLOY = Path(__file__).parent.parent.parent / "deploy" / "kubernetes" / "fairlead.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,15 @@ def whole_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
 def whole(whole_plane: ControlPlane, tmp_path: Path) -> Iterator[Scene]:
     """A scene in which the adapter has the rights of deploy/kubernetes, and no others."""
     for scene in scenes(whole_plane, tmp_path):
-        for document in yaml.safe_load_all(DEPLOY.read_text()):
+        scene.namespace("fairlead")
+        for document in filter(None, yaml.safe_load_all("---\n".join(rendered(admission={"namespaces": [NAMESPACE]})))):
             group = document["apiVersion"]
             kind = f"{document['kind'].lower()}s"
             if document["kind"] in ("ClusterRole", "ClusterRoleBinding"):
                 scene.call("POST", f"/apis/{group}/{kind}", document)
             elif document["kind"] in ("Role", "RoleBinding"):
-                scene.call("POST", f"/apis/{group}/namespaces/fairlead/{kind}", document)
-            elif document["kind"] == "Namespace":
-                scene.call("POST", "/api/v1/namespaces", document)
+                namespace = document["metadata"]["namespace"]
+                scene.call("POST", f"/apis/{group}/namespaces/{namespace}/{kind}", document)
         scene.user = ADAPTER
         yield scene
 
@@ -295,6 +295,74 @@ def test_a_preempted_gang_comes_back(whole: Scene) -> None:
     whole.wait(lambda: len(whole.nodes_of("gang")) == 4, "the gang runs again")
     whole.call("DELETE", f"{path}/gang?propagationPolicy=Background")
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
+
+
+def test_any_pod_of_a_namespace_is_scheduled_by_fairlead(whole: Scene) -> None:
+    """The policy sends a pod the way that its fields need. Nothing is added to its manifest."""
+    whole.node("n1")
+    whole.namespace("auto")
+    policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolic"
+    chart = rendered("auto", admission={"namespaces": ["auto"], "policy": True})
+    for document in filter(None, yaml.safe_load_all("---\n".join(chart))):
+        if document["kind"] == "MutatingAdmissionPolicy":
+            whole.call("POST", f"{policies}ies", document)
+        elif document["kind"] == "MutatingAdmissionPolicyBinding":
+            whole.call("POST", f"{policies}ybindings", document)
+        elif document["kind"] == "RoleBinding" and document["metadata"]["namespace"] == "auto":
+            document["roleRef"]["name"] = "fairlead-admission"
+            document["subjects"][0]["name"] = "fairlead"
+            whole.call("POST", "/apis/rbac.authorization.k8s.io/v1/namespaces/auto/rolebindings", document)
+    probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+
+    def works() -> bool:
+        answer = whole.call("POST", "/api/v1/namespaces/auto/pods?dryRun=All", probe)
+        return bool(answer["spec"]["schedulerName"] == "fairlead")
+
+    whole.wait(works, "the policy works", 20)
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    selector = {"matchLabels": {"app": "lone"}}
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"podAntiAffinity": {REQUIRED: [term]}}
+    whole.pod("plain", namespace="auto", scheduler="default-scheduler")
+    whole.pod("lone", namespace="auto", scheduler="default-scheduler", labels={"app": "lone"}, affinity=apart)
+    whole.pod("ours", namespace="auto", affinity=apart)  # it names Fairlead, and has a field for kube-scheduler
+    whole.wait_bound("plain", "lone", "ours")
+    assert len(whole.jobs()) == 3
+    schedulers = {name: pod["spec"]["schedulerName"] for name, pod in whole.pods("auto").items()}
+    assert schedulers == {"plain": "fairlead", "lone": "default-scheduler", "ours": "default-scheduler"}
+    for name in ("plain", "lone", "ours"):
+        whole.delete(name, "auto")
+    whole.call("DELETE", f"{policies}ies/auto")
+    whole.call("DELETE", f"{policies}ybindings/auto")
+
+
+KUEUE_QUEUE = {"kueue.x-k8s.io/queue-name": "default"}
+
+
+def test_a_suspended_job_of_kueue_is_started(whole: Scene) -> None:
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    made = job("suspended", 3, completionMode="Indexed", suspend=True)
+    made["metadata"]["labels"] = KUEUE_QUEUE
+    other = job("other", 1, suspend=True)
+    other["metadata"]["labels"] = KUEUE_QUEUE
+    other["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
+    whole.call("POST", JOBS, other)
+    whole.call("POST", JOBS, made)
+    whole.wait(lambda: len(whole.nodes_of("suspended")) == 3, "the gang runs", 30)
+    assert not whole.nodes_of("other")
+    for name in ("suspended", "other"):
+        whole.call("DELETE", f"{JOBS}/{name}?propagationPolicy=Background")
+
+
+def test_a_standby_takes_over_within_seconds(whole: Scene) -> None:
+    whole.node("n1")
+    whole.start_adapter("one", lease="fairlead/fairlead-kubernetes")
+    whole.wait_bound(whole.pod("first"))
+    whole.start_adapter("two", lease="fairlead/fairlead-kubernetes")
+    whole.settle(3)
+    whole.kill_adapter("one")
+    whole.wait_bound(whole.pod("second"), seconds=8)
 
 
 def test_a_pod_without_a_budget_is_evicted_first(whole: Scene) -> None:
