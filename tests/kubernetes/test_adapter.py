@@ -611,6 +611,17 @@ def budget(allowed: int) -> DisruptionBudget:
     )
 
 
+def put_urgent(play: Play) -> None:
+    """Add a pod that others have to stop for."""
+    play.world.advance(1)
+    urgent = pod("urgent", cpu=2)
+    urgent.spec.priority = 100
+    play.adapter.put_pod(urgent)
+    play.settle()
+    play.world.advance(1)
+    play.take()
+
+
 def preempting(play: Play, allowed: int) -> list[str]:
     """Fill a node with two pods of a budget and one without, and return what is evicted for an urgent pod of 2 CPUs."""
     play.adapter.budgets.put(budget(allowed))
@@ -625,10 +636,7 @@ def preempting(play: Play, allowed: int) -> list[str]:
         play.adapter.put_pod(bound)
     play.adapter.retry()
     play.settle()
-    urgent = pod("urgent", cpu=2)
-    urgent.spec.priority = 100
-    play.adapter.put_pod(urgent)
-    play.settle()
+    put_urgent(play)
     return sorted(target.name for target in play.calls)
 
 
@@ -642,10 +650,7 @@ def test_a_pod_whose_eviction_is_refused_for_long_is_booked_again(play: Play) ->
     play.connect()
     play.carry_out()
     play.adapter.put_pod(pod("a", cpu=4, on="n1"))
-    urgent = pod("urgent", cpu=2)
-    urgent.spec.priority = 100
-    play.adapter.put_pod(urgent)
-    play.settle()
+    put_urgent(play)
     (target,) = play.calls
     play.calls.clear()
     play.adapter.drop_pod("uid-urgent")

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from fairlead.client.async_pool import Http, Lost
-from fairlead.kubernetes.groups import GroupObjects
+from fairlead.kubernetes.groups import VOLCANO_GROUPS, GroupObjects
 from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.objects import PodSpec
 
 EACH = 0.5
-GROUPS = "/apis/scheduling.volcano.sh/v1beta1"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,7 +49,7 @@ class GroupStarts:
                     await self._patch(uid, path, namespace, name, {"spec": {"suspend": False}})
             for uid, (namespace, name) in list(self._objects.pending.items()):
                 if uid not in self._started and self._objects.volcano_jobs.get(uid) in self._schedulers:
-                    await self._patch(uid, f"{GROUPS}/podgroups", namespace, name, {"status": {"phase": "Inqueue"}})
+                    await self._patch(uid, VOLCANO_GROUPS, namespace, name, {"status": {"phase": "Inqueue"}})
 
     def _is_ours(self, spec: PodSpec) -> bool:
         return spec.scheduler_name in self._schedulers or any(

@@ -130,6 +130,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     problems: tuple[NotHonoured, ...] = ()
 
 
+VOLCANO_GROUPS = "/apis/scheduling.volcano.sh/v1beta1/podgroups"
 Follow = tuple[str, type[Object], Callable[[Any], None], Callable[[str], None]]
 
 
@@ -175,7 +176,7 @@ class GroupObjects:
             follow("/apis/jobset.x-k8s.io/v1alpha2/jobsets", "JobSet", JobSet, read_job_set),
             follow("/apis/scheduling.k8s.io/v1beta1/podgroups", SCHEDULING, PodGroup, read_upstream),
             follow("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", PLUGINS, PodGroup, read_plugins),
-            follow("/apis/scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, PodGroup, read_volcano),
+            follow(VOLCANO_GROUPS, VOLCANO, PodGroup, read_volcano),
             ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self._drop_class),
             ("/apis/resource.k8s.io/v1/deviceclasses", DeviceClass, self._put_devices, self._drop_devices),
             ("/apis/batch.volcano.sh/v1alpha1/jobs", VolcanoJob, self._put_volcano_job, self._drop_volcano_job),
@@ -194,7 +195,7 @@ class GroupObjects:
                 self.suspended[meta.uid] = path, meta.namespace, meta.name, templates[0].spec
             else:
                 self.suspended.pop(meta.uid, None)
-        elif path.startswith(f"/apis/{VOLCANO}/") and meta.controller is not None:
+        elif path == VOLCANO_GROUPS and meta.controller is not None:
             if found.status.phase in ("", "Pending"):
                 self.pending[meta.controller.uid] = meta.namespace, meta.name
             else:
