@@ -228,7 +228,7 @@ def test_health_and_metrics(scene: Scene) -> None:
 # -- kills at random instants ----------------------------------------------------------------------------------------
 
 
-def storm(scene: Scene, kills: int, seed: int) -> None:
+def storm(scene: Scene, kills: int, seed: int, **spec: Any) -> None:
     """Submit gangs and plain pods, kill the adapter or the API server again and again, and judge the end."""
     draw = random.Random(seed)
     for at in range(8):
@@ -238,7 +238,7 @@ def storm(scene: Scene, kills: int, seed: int) -> None:
     number = 0
     for kill in range(kills):
         for _ in range(draw.randrange(1, 4)):
-            alive.append((f"g{number}", scene.gang(f"g{number}", size)))
+            alive.append((f"g{number}", scene.gang(f"g{number}", size, **spec)))
             number += 1
         while len(alive) > 12:  # the cluster holds 16 gangs
             _, names = alive.pop(draw.randrange(4))

@@ -14,6 +14,7 @@ from fairlead.kubernetes.objects import PREFERRED, REQUIRED
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.scene import FAIRLEAD, NAMESPACE, Json, Scene, scenes
 from tests.kubernetes.test_deploy import rendered
+from tests.kubernetes.test_recovery import storm
 
 pytestmark = pytest.mark.kubernetes
 
@@ -217,6 +218,16 @@ def test_a_waiting_gang_becomes_smaller(whole: Scene) -> None:
     whole.call("PATCH", f"{JOBS}/large", {"spec": {"parallelism": 3, "completions": 3}})
     whole.wait(lambda: len(whole.nodes_of("large")) == 3, "the smaller gang runs", 30)
     whole.call("DELETE", f"{JOBS}/large?propagationPolicy=Background")
+
+
+def test_kills_leave_no_half_gang_of_gated_pods(whole: Scene) -> None:
+    storm(whole, kills=5, seed=1, scheduler="default-scheduler", gates=[GATE])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_200_kills_leave_no_half_gang_of_gated_pods(whole: Scene) -> None:
+    storm(whole, kills=200, seed=2, scheduler="default-scheduler", gates=[GATE])
 
 
 def test_adapters_restart_while_gated_pods_wait(whole: Scene) -> None:
