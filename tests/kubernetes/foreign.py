@@ -1,10 +1,10 @@
 """Applies manifests that other projects publish, and prints which of them run as their authors expect.
 
-`python -m tests.kubernetes.foreign FOLDER` reads FOLDER, which has a folder of YAML files for each source. Every file with
-a workload of Kubernetes itself gets a namespace of its own, and only the namespace is changed in it. Twice all files
-are applied to a new cluster: to one with kube-scheduler alone, and to one where an admission policy lets Fairlead
-schedule them. A file runs as expected if as many of its pods are bound as by kube-scheduler. If its pods name another
-scheduler or wait for Kueue, all of them have to be bound.
+`python -m tests.kubernetes.foreign FOLDER` reads FOLDER, which has a folder of YAML files for each source. Every file
+with a workload of Kubernetes itself gets a namespace of its own, and only the namespace is changed in it. Twice all
+files are applied to a new cluster: to one with kube-scheduler alone, and to one where an admission policy lets
+Fairlead schedule them. A file runs as expected if as many of its pods are bound as by kube-scheduler. If its pods
+name another scheduler or wait for Kueue, all of them have to be bound.
 """
 
 from __future__ import annotations
