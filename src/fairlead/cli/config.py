@@ -81,6 +81,45 @@ def yunikorn(
     _print_yaml(document)
 
 
+@imports.command()
+def kueue(
+    file: Annotated[Path, typer.Argument(help="ClusterQueues, cohorts and LocalQueues of Kueue in one file.")],
+    *,
+    rules: Annotated[
+        Path | None, typer.Option(help="Write the rules for pods of the LocalQueues into this new file.")
+    ] = None,
+) -> None:
+    """Convert the queues of Kueue and print a configuration for Fairlead.
+
+    A warning names each field that Fairlead has no setting for. LocalQueues become a file for `fairlead kubernetes
+    --rules`.
+    """
+    import yaml
+
+    from fairlead.kubernetes.kueue import convert, rules_text
+    from fairlead.kubernetes.yunikorn import NotConverted
+    from fairlead.server.failure import Failed, checked_config
+
+    try:
+        documents = list(yaml.safe_load_all(file.read_text()))
+        if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "List":
+            documents = documents[0].get("items") or []
+        document, rows, warnings = convert(documents)
+        checked_config(document, defaults=False)
+        if rules is not None:
+            with rules.open("x") as new:
+                new.write(rules_text(rows))
+        elif rows["queues"]:
+            warnings.append("LocalQueues: their rules are not written; name a new file with --rules")
+    except FileExistsError:
+        fail(f"--rules {rules}: there is such a file; name a new one")
+    except (NotConverted, Failed, yaml.YAMLError, OSError, UnicodeDecodeError) as problem:
+        fail(f"{file}: {problem}")
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    _print_yaml(document)
+
+
 @config.command()
 def get(
     *,
