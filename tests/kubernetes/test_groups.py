@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.kubernetes.groups import GroupObjects, group_of, membership
-from fairlead.kubernetes.names import short_name
+from fairlead.kubernetes.groups import GroupObjects, group_of, membership, read_job, read_job_set
+from fairlead.kubernetes.names import EXCLUSIVE, KUEUE_MINIMUM, short_name
+from fairlead.kubernetes.objects import DeviceClass, Job, JobSet
 from fairlead.kubernetes.rules import Rules, RulesProblem, parse_rules
 from fairlead.testing import World
 from tests.kubernetes.reading import MANIFESTS, Cluster, load, read_pod
@@ -329,3 +330,59 @@ def test_a_priority_class_outlives_other_objects_with_its_name() -> None:
     *_, forget = cluster.follows["/apis/scheduling.k8s.io/v1/priorityclasses"]
     forget("uid-PriorityClass-high")
     assert not cluster.objects.classes
+
+
+# -- further dialects ------------------------------------------------------------------------------------------------
+
+
+def grouped(pods: int, objects: GroupObjects | None = None, **metadata: Any) -> tuple[Any, Any]:
+    """Return the group of some equal pods, and the first of them."""
+    found = [
+        read_pod(
+            metadata={"name": f"p{at}", "namespace": "ns", "uid": f"uid-{at}", **metadata},
+            spec={"containers": [{"resources": {"requests": {"cpu": "1", "example.com/fast": "1"}}}]},
+        )
+        for at in range(pods)
+    ]
+    return group_of(membership(found[0]), found, objects or GroupObjects(), Rules()), found[0]
+
+
+@pytest.mark.parametrize("prefix", ["gang.scheduling.koordinator.sh", "pod-group.scheduling.sigs.k8s.io"])
+def test_gangs_and_queues_of_koordinator(prefix: str) -> None:
+    marks = {f"{prefix}/name": "g", f"{prefix}/min-available": "3", "quota.scheduling.koordinator.sh/name": "ml"}
+    group, _ = grouped(2, annotations=marks)
+    assert group.waits_for == "2 of 3 pods exist" and group.queue == "root.ml"
+    assert not grouped(3, labels=marks)[0].waits_for
+
+
+def test_a_required_topology_of_kueue_is_refused_in_both_ways() -> None:
+    key = "kueue.x-k8s.io/podset-{}-topology"
+    group, pod = grouped(1, annotations={key.format("required"): "rack"})
+    for gated in (False, True):
+        (problem,) = group.needs_of(pod, gated)
+        assert "one rack" in str(problem)
+    group, pod = grouped(1, annotations={key.format("preferred"): "rack"})
+    assert group.needs_of(pod).near == "rack"
+
+
+def test_resources_of_a_device_class_are_left_to_kube_scheduler() -> None:
+    objects = GroupObjects()
+    offered = {"metadata": {"name": "fast", "uid": "c"}, "spec": {"extendedResourceName": "example.com/fast"}}
+    objects.followed()[-2][2](msgspec.convert(offered, DeviceClass))
+    group, pod = grouped(1, objects)
+    assert dict(group.needs_of(pod, gated=True).resources) == {"cpu": 1000, "pods": 1000}
+    (problem,) = group.needs_of(pod)
+    assert "DeviceClass fast" in str(problem)
+
+
+def test_a_job_set_that_is_placed_exclusively_is_no_gang() -> None:
+    marked = {
+        "metadata": {"annotations": {EXCLUSIVE: "rack"}},
+        "spec": {"replicatedJobs": [{"name": "w", "replicas": 3}]},
+    }
+    assert read_job_set(msgspec.convert(marked, JobSet)).minimum == 0
+
+
+def test_the_least_parallelism_of_kueue_is_the_size_of_the_gang() -> None:
+    marked = {"metadata": {"annotations": {KUEUE_MINIMUM: "3"}}, "spec": {"parallelism": 10, "completions": 10}}
+    assert read_job(msgspec.convert(marked, Job)).minimum == 3

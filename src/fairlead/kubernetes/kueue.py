@@ -1,8 +1,8 @@
 """Converts queues of Kueue into a configuration of Fairlead, and its LocalQueues into rules for pods.
 
-A cohort becomes an inner queue, limited to the quotas of its members and its own. A ClusterQueue becomes a queue in it:
-its nominal quotas are guaranteed, and its borrowing limit bounds what it may use beyond them. Quotas of the flavors of a
-resource are added up. Every field that is not carried over is named in a warning.
+A cohort becomes an inner queue, limited to the quotas of its members and its own. A ClusterQueue becomes a queue in
+it: its nominal quotas are guaranteed, and its borrowing limit bounds what it may use beyond them. Quotas of the flavors
+of a resource are added up. Every field that is not carried over is named in a warning.
 """
 
 from __future__ import annotations
