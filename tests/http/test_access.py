@@ -23,7 +23,7 @@ ROLES = {
     "holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "
     "logout map live timeline pastMap pastQueues sentences mapTasks loans "
     "closures openTunnel",
-    "manager": "registerManager updateManager managerState managerWaiting managerEvents",
+    "manager": "registerManager updateManager managerState managerWaiting managerQueues managerEvents",
     "operator": "moveNode closeNodes openNodes removeNode revokeNode moveQueue bringToFront resetLane releaseHold "
     "markReady config validateConfig shares setShares managers removeManager "
     "movePool scalePool servers drainServer enableServer whatIf trace",

@@ -37,6 +37,7 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     Rule("scheduling.x-k8s.io", "podgroups", WATCH, "gangs of scheduler-plugins", optional=True),
     Rule("scheduling.volcano.sh", "podgroups", ("list", "patch", "watch"), "gangs of Volcano", optional=True),
     Rule("batch.volcano.sh", "jobs", WATCH, "the scheduler of a Job of Volcano", optional=True),
+    Rule("fairlead.dev", "queues", ("create", "delete", "list", "patch"), "copies of the queues"),
     Rule("jobset.x-k8s.io", "jobsets", WATCH, "the parts of a JobSet", optional=True),
 )
 """Rules for the whole cluster."""

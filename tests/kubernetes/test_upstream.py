@@ -13,7 +13,7 @@ from fairlead.kubernetes.names import GATE, NOMINATED
 from fairlead.kubernetes.objects import PREFERRED, REQUIRED
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.scene import FAIRLEAD, NAMESPACE, Json, Scene, scenes
-from tests.kubernetes.test_deploy import rendered
+from tests.kubernetes.test_deploy import FOLDER, rendered
 from tests.kubernetes.test_recovery import storm
 
 pytestmark = pytest.mark.kubernetes
@@ -364,6 +364,23 @@ def test_a_suspended_job_of_kueue_is_started(whole: Scene) -> None:
     assert not whole.nodes_of("other")
     for name in ("suspended", "other"):
         whole.call("DELETE", f"{JOBS}/{name}?propagationPolicy=Background")
+
+
+def test_queues_are_objects_of_the_cluster(whole: Scene) -> None:
+    definition = yaml.safe_load((FOLDER / "chart/crds/queues.yaml").read_text())
+    whole.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    path = "/apis/fairlead.dev/v1/queues"
+    whole.wait(lambda: whole.call("GET", path) is not None, "the definition works")
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    whole.wait_bound(whole.pod("a", cpu="2"))
+
+    def use(queue: str) -> str:
+        found = whole.call("GET", f"{path}/{queue}")
+        return "" if found is None else str(found["status"]["use"])
+
+    whole.wait(lambda: use("root") == "50%" and use("root.default") == "50%", "the queues are shown", 20)
+    whole.call("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/queues.fairlead.dev")
 
 
 def test_a_standby_takes_over_within_seconds(whole: Scene) -> None:

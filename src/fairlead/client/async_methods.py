@@ -31,6 +31,7 @@ class AsyncMethods(AsyncSender):
     kill = awaited(Shortcuts.kill)
     lanes = awaited(Shortcuts.lanes)
     loans = awaited(Shortcuts.loans)
+    manager_queues = awaited(Shortcuts.manager_queues)
     manager_state = awaited(Shortcuts.manager_state)
     manager_waiting = awaited(Shortcuts.manager_waiting)
     managers = awaited(Shortcuts.managers)

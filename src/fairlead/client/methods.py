@@ -402,6 +402,10 @@ class Methods(ABC):
         """Explain why jobs of a manager wait, for many jobs at once."""
         return self.send(op.ManagerWaiting(name=name, document=given(jobs=jobs))).jobs
 
+    def manager_queues(self, name: str) -> list[wire.Queue]:
+        """Return all queues with their use, as managers show them to their users."""
+        return self.send(op.ManagerQueues(name=name)).queues
+
     def whoami(self) -> wire.Caller:
         """Return user, groups and role of the caller's token."""
         return self.send(op.Whoami())

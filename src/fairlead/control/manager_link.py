@@ -12,6 +12,7 @@ from fairlead.control.feed import Missed
 from fairlead.control.partition import PartitionService
 from fairlead.core.commands import RegisterManager, UpdateManager
 from fairlead.core.errors import Refused
+from fairlead.views.answers import all_queues
 from fairlead.views.manager_answers import waiting_answers
 from fairlead.wire import api as wire
 
@@ -44,6 +45,10 @@ class DirectLink:
         return await served.read(
             lambda state: waiting_answers(state, self._name, jobs, served.writer.reasons, served.now)
         )
+
+    async def queues(self) -> list[wire.Queue]:
+        served = self._served()
+        return (await served.read(lambda state: all_queues(state, served.now))).queues
 
     async def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
         served = self._served()

@@ -101,12 +101,12 @@ class FreeCapacity:
                     add(self._used.setdefault(node, {}), amounts_of(member, objects))
 
     def overbooked(self, node: Node) -> str:
-        """Return which resource of a node its pods exceed, as text; empty if none."""
+        """Return which resource that a node offers its pods exceed, as text; empty if none."""
         offered = capacities(node.status.allocatable)
         used = dict(self._used.get(node_name(node.metadata.name), {}))
         add(used, self._others.used(node.metadata.name))
         for name, amount in used.items():
-            if amount > (1000 if name.startswith(PORT) else offered.get(name, 0)):
+            if amount > offered.get(name, amount):
                 return f"another scheduler used {name} of node {node.metadata.name} at the same moment"
         return ""
 

@@ -38,6 +38,9 @@ class Link(Protocol):
     async def waiting(self, jobs: list[str]) -> list[wire.WaitingJob]:
         """Return why jobs wait."""
 
+    async def queues(self) -> list[wire.Queue]:
+        """Return all queues with their use."""
+
     def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
         """Yield the events after a record. The stream ends if events were missed: then read the state again."""
 
@@ -46,6 +49,7 @@ _encode = msgspec.json.Encoder().encode
 _state = msgspec.json.Decoder(wire.ManagerState).decode
 _updated = msgspec.json.Decoder(wire.Updated).decode
 _waiting = msgspec.json.Decoder(wire.WaitingJobs).decode
+_queues = msgspec.json.Decoder(wire.Queues).decode
 _event = msgspec.json.Decoder(wire.ManagerEvent).decode
 
 
@@ -68,6 +72,9 @@ class ApiLink:
 
     async def waiting(self, jobs: list[str]) -> list[wire.WaitingJob]:
         return _waiting(await self._call("POST", "/waiting", _encode({"jobs": jobs}))).jobs
+
+    async def queues(self) -> list[wire.Queue]:
+        return _queues(await self._call("GET", "/queues")).queues
 
     async def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
         query = f"{self._query}&" if self._query else "?"

@@ -26,6 +26,7 @@ from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.partition_link import Link
 from fairlead.kubernetes.pod_reasons import Reasons
 from fairlead.kubernetes.provision_requests import Provisioning
+from fairlead.kubernetes.queue_objects import QueueObjects
 from fairlead.kubernetes.reflector import Follower, pause_after
 from fairlead.kubernetes.rules import Rules
 
@@ -83,6 +84,7 @@ class Runner:
             settings.schedulers,
             settings.gate,
         )
+        self.queues = QueueObjects(self.adapter, link, http, lambda problem: log("queues not shown", problem=problem))
         self.followers = self._followers()
         self.connected = False
         self.health = Health(self)
@@ -111,6 +113,7 @@ class Runner:
                 group.create_task(self.reasons.run())
                 group.create_task(self.provisioning.run())
                 group.create_task(self.starts.run())
+                group.create_task(self.queues.run())
                 group.create_task(self._look_again())
                 up()
                 await self._stay_connected()

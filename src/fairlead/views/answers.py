@@ -264,6 +264,12 @@ def _jobs_below(queue: Queue) -> int:
     return queue.jobs + sum(_jobs_below(child) for child in queue.children.values())
 
 
+def all_queues(partition: Partition, now: Micros) -> wire.Queues:
+    """Return all queues by path."""
+    paths = sorted(partition.queues)
+    return wire.Queues(queues=[queue_answer(partition, partition.queues[path], now) for path in paths])
+
+
 def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
     settings = queue.settings
     figures = figures_of(partition, queue, now)

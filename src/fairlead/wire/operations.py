@@ -662,6 +662,12 @@ class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waitin
     document: wire.WaitingJobsDocument
 
 
+class ManagerQueues(OfPartition[wire.Queues], GET="managers/{name}/queues", role="manager"):
+    """Return all queues with their use, as managers show them to their users."""
+
+    name: Name
+
+
 class ManagerEvents(OfPartition[wire.ManagerEvent], GET="managers/{name}/events", role="manager", media=EVENTS):
     """Stream events for a manager: allocated, release, released, ended, node. After `reset`, events were missed: read
     the state again."""

@@ -15,6 +15,7 @@ from fairlead.http.context import Request, change, execute, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.watch import lines, start_of
+from fairlead.views.answers import all_queues
 from fairlead.views.manager_answers import manager_answers, waiting_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -76,6 +77,12 @@ async def waiting(request: Request, asked: op.ManagerWaiting) -> wire.WaitingJob
             jobs=waiting_answers(_known(state, asked.name), asked.name, jobs, served.writer.reasons, served.now)
         )
     )
+
+
+@serves(op.ManagerQueues)
+async def queues(request: Request, asked: op.ManagerQueues) -> wire.Queues:
+    served = request.leader(asked)
+    return await served.read(lambda state: all_queues(_known(state, asked.name), served.now))
 
 
 @serves(op.ManagerEvents)

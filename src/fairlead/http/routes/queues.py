@@ -10,7 +10,7 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves, serves_command
-from fairlead.views.answers import queue_answer
+from fairlead.views.answers import all_queues, queue_answer
 from fairlead.views.loan_answers import loan_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -19,12 +19,7 @@ from fairlead.wire import operations as op
 @serves(op.Queues)
 async def queues(request: Request, asked: op.Queues) -> wire.Queues:
     served = await request.reader(asked)
-
-    def look(state: Partition) -> wire.Queues:
-        paths = sorted(state.queues)
-        return wire.Queues(queues=[queue_answer(state, state.queues[path], served.now) for path in paths])
-
-    return await served.read(look)
+    return await served.read(lambda state: all_queues(state, served.now))
 
 
 @serves(op.Queue)
