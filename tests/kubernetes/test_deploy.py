@@ -82,7 +82,7 @@ def rendered(release: str = "fairlead", **changed: Any) -> list[str]:
     for key, value in changed.items():
         values[key] = {**values[key], **value} if isinstance(values[key], dict) else value
     scope = {"Values": values, "Release": {"Namespace": NAMESPACE, "Name": release}}
-    order = ("account", "rbac", "admission", "config", "server", "adapter")
+    order = ("account", "rbac", "admission", "config", "server", "adapter", "monitor")
     files = {path.stem: path for path in (FOLDER / "chart/templates").glob("*.yaml")}
     assert sorted(files) == sorted(order)
     return [render(files[name].read_text(), scope) for name in order]
@@ -139,6 +139,14 @@ def test_admission_is_limited_to_its_namespaces() -> None:
     (policy,) = (each for each in found if each["kind"] == "MutatingAdmissionPolicy")
     (namespaces,) = policy["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
     assert namespaces["values"] == ["ml", "ci"]
+
+
+def test_the_monitor_finds_the_service_of_the_adapters() -> None:
+    found = objects(adapter={"serviceMonitor": True})
+    monitor, service = (found[kind, "fairlead-kubernetes"] for kind in ("ServiceMonitor", "Service"))
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 def test_a_second_release_shares_no_object_with_the_first() -> None:
