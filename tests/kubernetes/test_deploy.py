@@ -136,9 +136,12 @@ def test_admission_is_limited_to_its_namespaces() -> None:
         each for each in found if (each["kind"], each["metadata"]["name"]) == ("RoleBinding", "fairlead-admission")
     ]
     assert [each["metadata"]["namespace"] for each in bindings] == ["ml", "ci"]
-    (policy,) = (each for each in found if each["kind"] == "MutatingAdmissionPolicy")
-    (namespaces,) = policy["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
-    assert namespaces["values"] == ["ml", "ci"]
+    policies = [each for each in found if each["kind"] == "MutatingAdmissionPolicy"]
+    for policy in policies:
+        (namespaces,) = policy["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+        assert namespaces["values"] == ["ml", "ci"]
+    bound = [each["spec"]["policyName"] for each in found if each["kind"] == "MutatingAdmissionPolicyBinding"]
+    assert bound == [policy["metadata"]["name"] for policy in policies]
 
 
 def test_the_monitor_finds_the_service_of_the_adapters() -> None:

@@ -93,6 +93,7 @@ def gated(name: str, pods: int, spec: Json | None = None, **of_job: object) -> J
     return made
 
 
+KUEUE_QUEUE = {"kueue.x-k8s.io/queue-name": "default"}
 JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 
 
@@ -343,11 +344,14 @@ def test_any_pod_of_a_namespace_is_scheduled_by_fairlead(whole: Scene) -> None:
     assert schedulers == {"plain": "fairlead", "lone": "default-scheduler", "ours": "default-scheduler"}
     for name in ("plain", "lone", "ours"):
         whole.delete(name, "auto")
-    whole.call("DELETE", f"{policies}ies/auto")
-    whole.call("DELETE", f"{policies}ybindings/auto")
-
-
-KUEUE_QUEUE = {"kueue.x-k8s.io/queue-name": "default"}
+    suspended = job("suspended", 2, suspend=True)
+    suspended["metadata"]["labels"] = KUEUE_QUEUE
+    whole.call("POST", "/apis/batch/v1/namespaces/auto/jobs", suspended)
+    whole.wait(lambda: len(whole.nodes_of("suspended")) == 2, "the Job runs", 20)
+    whole.call("DELETE", "/apis/batch/v1/namespaces/auto/jobs/suspended?propagationPolicy=Background")
+    for name in ("auto", "auto-suspended"):
+        whole.call("DELETE", f"{policies}ies/{name}")
+        whole.call("DELETE", f"{policies}ybindings/{name}")
 
 
 def test_a_suspended_job_of_kueue_is_started(whole: Scene) -> None:
