@@ -483,7 +483,7 @@ def test_a_job_that_was_refused_is_sent_again(play: Play, on: str) -> None:
     """Also if its pods run already, so that they are booked as soon as that is possible."""
     play.adapter.put_pod(pod("a", on=on, **{"fairlead.dev/queue": "root.late"}))
     play.connect()
-    assert members(play)["a"].unit.why[0] == "Refused"
+    assert members(play)["a"].unit.why == ("Refused", 'queue: there is no queue "root.late"')
     play.world.queue("root.late")
     play.world.cycle()
     play.later()

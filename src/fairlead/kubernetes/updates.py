@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from fairlead.kubernetes.adapter_state import MOST_ASKS, OURS, Document, Outbox, State
@@ -127,10 +129,19 @@ def _refused_job(state: State, unit: Unit, answer: wire.UpdateItem) -> None:
     if answer.what == "job" and unit.sent:
         unit.forget_tasks()
     # Nodes that an autoscaler buys later may have a resource that no node has now.
-    unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
+    unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", _for_users(answer.reason))
     unit.retry_at = state.clock() + RETRY_REFUSED
     state.dirty_units[unit.key] = None
     state.count_unbooked(unit)
+
+
+_FIELD = re.compile(r"^(job|ask|recover)\[[0-9]+\]\.")
+_QUEUES = re.compile(r"( \(did you mean [^)]*\))?; name one of .*", re.DOTALL)
+
+
+def _for_users(reason: str) -> str:
+    """Return a refusal without the place of its item in the update, and without the names of other queues."""
+    return _QUEUES.sub("", _FIELD.sub("", reason))
 
 
 # -- changes driven by time ------------------------------------------------------------------------------------
