@@ -155,11 +155,19 @@ class Scene:
     def clean(self) -> None:
         """Remove all pods, nodes and groups of earlier tests."""
         self.namespace(NAMESPACE)
-        for namespace in self.call("GET", "/api/v1/namespaces")["items"]:
-            name = namespace["metadata"]["name"]
-            self.call("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
-        self.wait(lambda: not self.call("GET", "/api/v1/pods?limit=1")["items"], "all pods are gone")
+        self.wait(self._is_empty, "all Jobs and pods are gone")
         self.call("DELETE", "/api/v1/nodes")
+
+    def _is_empty(self) -> bool:
+        """Delete all Jobs and pods. Return True if there are none: a controller may make pods once more meanwhile."""
+        left = False
+        for path, base in (("jobs", "/apis/batch/v1"), ("pods", "/api/v1")):
+            found = self.call("GET", f"{base}/{path}")["items"]
+            for namespace in {each["metadata"]["namespace"] for each in found}:
+                options = "gracePeriodSeconds=0&propagationPolicy=Background"
+                self.call("DELETE", f"{base}/namespaces/{namespace}/{path}?{options}")
+            left |= bool(found)
+        return not left
 
     def namespace(self, name: str) -> str:
         """Create a namespace, with the objects that admission of its pods needs."""
