@@ -119,9 +119,8 @@ def test_kube_scheduler_decides_where_if_it_knows_more(whole: Scene) -> None:
 
 
 def used(scene: Scene) -> dict[str, int]:
-    """Return the CPUs that are booked or used on each node, by the server's word."""
-    nodes = scene.fairlead.get("/nodes").json()["nodes"]
-    return {node["name"]: 4 - int(node["free"].get("cpu", 0)) for node in nodes}
+    """Return the CPUs that are booked on each node."""
+    return {node["name"]: node["used"].get("cpu", 0) for node in scene.fairlead.get("/nodes").json()["nodes"]}
 
 
 def test_gated_pods_are_spread_over_zones(whole: Scene) -> None:
@@ -312,6 +311,7 @@ def test_a_preempted_gang_comes_back(whole: Scene) -> None:
 def test_any_pod_of_a_namespace_is_scheduled_by_fairlead(whole: Scene) -> None:
     """The policy sends a pod the way that its fields need. Nothing is added to its manifest."""
     whole.node("n1")
+    whole.node("n2")
     whole.namespace("auto")
     policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolic"
     chart = rendered("auto", admission={"namespaces": ["auto"], "policy": True})
