@@ -371,8 +371,7 @@ def test_a_suspended_job_of_kueue_is_started(whole: Scene) -> None:
 
 
 def test_queues_are_objects_of_the_cluster(whole: Scene) -> None:
-    definition = yaml.safe_load((FOLDER / "chart/crds/queues.yaml").read_text())
-    whole.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    whole.call("POST", DEFINITIONS, yaml.safe_load((FOLDER / "chart/crds/queues.yaml").read_text()))
     path = "/apis/fairlead.dev/v1/queues"
     whole.wait(lambda: whole.call("GET", path) is not None, "the definition works")
     whole.node("n1")
@@ -384,7 +383,7 @@ def test_queues_are_objects_of_the_cluster(whole: Scene) -> None:
         return "" if found is None else str(found["status"]["use"])
 
     whole.wait(lambda: use("root") == "50%" and use("root.default") == "50%", "the queues are shown", 20)
-    whole.call("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/queues.fairlead.dev")
+    whole.call("DELETE", f"{DEFINITIONS}/queues.fairlead.dev")
 
 
 def test_a_standby_takes_over_within_seconds(whole: Scene) -> None:
@@ -442,31 +441,55 @@ def test_a_job_is_submitted_as_pods(whole: Scene) -> None:
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
 
 
-REQUESTS: Json = {
-    "metadata": {
-        "name": "provisioningrequests.autoscaling.x-k8s.io",
-        # The group belongs to Kubernetes, and the API server asks where its definition was agreed on.
-        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes/autoscaler/pull/5848"},
-    },
-    "spec": {
-        "group": "autoscaling.x-k8s.io",
-        "names": {"kind": "ProvisioningRequest", "plural": "provisioningrequests", "singular": "provisioningrequest"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+def definition(group: str, version: str, kind: str) -> Json:
+    """Return the definition of a kind whose objects may have any fields."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    singular = kind.lower()
+    return {
+        "metadata": {
+            "name": f"{singular}s.{group}",
+            # Some groups belong to Kubernetes, and the API server asks where their definitions were agreed on.
+            "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes/autoscaler/pull/5848"},
+        },
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "plural": f"{singular}s", "singular": singular},
+            "scope": "Namespaced",
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def test_a_job_of_volcano_may_make_its_pods(whole: Scene) -> None:
+    """Its controller waits until the PodGroup is queued, which only a scheduler does."""
+    groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups"
+    jobs = f"/apis/batch.volcano.sh/v1alpha1/namespaces/{NAMESPACE}/jobs"
+    whole.call("POST", DEFINITIONS, definition("scheduling.volcano.sh", "v1beta1", "PodGroup"))
+    whole.call("POST", DEFINITIONS, definition("batch.volcano.sh", "v1alpha1", "Job"))
+    whole.wait(lambda: None not in (whole.call("GET", groups), whole.call("GET", jobs)), "the kinds exist")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    for name in ("fairlead", "volcano"):
+        made = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}}
+        owner = whole.call("POST", jobs, {**made, "spec": {"schedulerName": name}})["metadata"]["uid"]
+        reference = {"apiVersion": made["apiVersion"], "kind": "Job", "name": name, "uid": owner, "controller": True}
+        group = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": {"minMember": 2}}
+        metadata = {"name": name, "ownerReferences": [reference]}
+        whole.call("POST", groups, {**group, "metadata": metadata, "status": {"phase": "Pending"}})
+
+    def phase(name: str) -> str:
+        return str(whole.call("GET", f"{groups}/{name}")["status"]["phase"])
+
+    whole.wait(lambda: phase("fairlead") == "Inqueue", "the group is queued", 20)
+    assert phase("volcano") == "Pending"
+    for name in ("podgroups.scheduling.volcano.sh", "jobs.batch.volcano.sh"):
+        whole.call("DELETE", f"{DEFINITIONS}/{name}")
 
 
 def test_nodes_are_requested_for_a_whole_gang(whole: Scene) -> None:
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    whole.call("POST", definitions, REQUESTS)
+    whole.call("POST", DEFINITIONS, definition("autoscaling.x-k8s.io", "v1", "ProvisioningRequest"))
     path = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{NAMESPACE}/provisioningrequests"
     whole.wait(lambda: whole.call("GET", path) is not None, "the API exists")
     whole.node("n1")
@@ -481,4 +504,4 @@ def test_nodes_are_requested_for_a_whole_gang(whole: Scene) -> None:
     whole.node("n2")  # the autoscaler
     whole.wait_bound(*gang)
     whole.wait(lambda: not whole.call("GET", path)["items"], "the request is deleted")
-    whole.call("DELETE", f"{definitions}/provisioningrequests.autoscaling.x-k8s.io")
+    whole.call("DELETE", f"{DEFINITIONS}/provisioningrequests.autoscaling.x-k8s.io")
