@@ -61,9 +61,11 @@ class Readiness:
         """Record that a resource manager sent an update."""
         self._replayed.add(name)
 
-    def spare(self, manager: str, jobs: frozenset[str]) -> None:
-        """Record the jobs that a manager asks to spare now."""
+    def spare(self, manager: str, jobs: frozenset[str]) -> bool:
+        """Record the jobs that a manager asks to spare now. Return True if they are others than before."""
+        before = self._spared.get(manager, frozenset())
         self._spared[manager] = jobs
+        return jobs != before
 
     def is_spared(self, manager: str, job: str) -> bool:
         """True if a job must not be stopped for others now."""

@@ -128,6 +128,8 @@ def _not_recovered(state: State, recovery: Document) -> None:
 def _refused_job(state: State, unit: Unit, answer: wire.UpdateItem) -> None:
     if answer.what == "job" and unit.sent:
         unit.forget_tasks()
+    elif not unit.sent:
+        return  # it follows from the refusal of the job
     # Nodes that an autoscaler buys later may have a resource that no node has now.
     unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", _for_users(answer.reason))
     unit.retry_at = state.clock() + RETRY_REFUSED

@@ -89,8 +89,8 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
         ("release", command.releases, _release),
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
-    if command.spare is not None:
-        plan.partition.readiness.spare(command.name, frozenset(command.spare))
+    if command.spare is not None and plan.partition.readiness.spare(command.name, frozenset(command.spare)):
+        plan.partition.wake()  # asks may have tasks stopped now
     if not command.more:
         plan.partition.readiness.note_manager(command.name)
     return Accepted(items=tuple(items))
