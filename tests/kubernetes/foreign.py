@@ -118,6 +118,8 @@ class Cluster(Scene):
                 "zone": f"zone-{at % 3}",
                 "disktype": "ssd",
                 "accelerator": "nvidia-tesla-p100",
+                "nodetype": "test",
+                "kubernetes.io/e2e-az-name": "e2e-az1",
             }
             more = {"nvidia.com/gpu": "8", "ephemeral-storage": "900Gi", "hugepages-2Mi": "8Gi"}
             self.node(f"n{at}", cpu=96, memory="900Gi", labels=labels, **more)

@@ -196,7 +196,7 @@ def test_the_last_pod_of_a_gang_is_tried_again(whole: Scene) -> None:
     *good, bad = sorted(whole.nodes_of("tried"))
     for name in good:
         whole.end(name)
-    whole.wait(lambda: len(whole.jobs()) == 1 and whole.jobs()[0]["running"] == 1, "one is left")
+    whole.wait(lambda: used(whole) == {"n1": 1}, "one is left")
     whole.end(bad, failed=True)
     (again,) = whole.wait(lambda: set(whole.nodes_of("tried")) - {*good, bad}, "its pod is made again and bound", 30)
     whole.call("PATCH", f"{JOBS}/tried", {"spec": {"suspend": True}})
