@@ -177,3 +177,57 @@ def test_a_drain_with_an_end() -> None:
     assert states(w) == {"n0": "disabled", "n1": "draining", "n2": "up"}  # the closure lasts longer than the drain
     w.advance(5_400)
     assert states(w) == {"n0": "up", "n1": "draining", "n2": "up"}
+
+
+def running(w: World, job: str) -> dict[str, int]:
+    """Return the number of running tasks of a job by node."""
+    nodes = w.partition().nodes
+    counts: dict[str, int] = {}
+    for allocation in w.partition().jobs[job].stages[0].live.values() if w.partition().jobs[job].allocations else ():
+        name = nodes.name[nodes.rows[allocation.node]]
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("backfill", ["off", "easy", "conservative"])
+def test_what_cannot_end_before_a_drain_is_not_started_there(backfill: str) -> None:
+    w = World({"backfill": backfill})
+    w.node("n0", cpu=4)
+    w.node("n1", cpu=1)
+    w.cycle()
+    w.drain("n0", "firmware", "2h", "1h")
+    one = {"name": "s", "resources": {"cpu": 1}}
+    w.submit(name="free", stages=[{**one, "array": 3, "estimate": "1min"}])  # an estimate is no promise
+    w.submit(name="short", stages=[{**one, "array": 3, "resources": {"cpu": "500m"}, "time_limit": "30min"}])
+    w.submit(name="long", stages=[{**one, "resources": {"cpu": "900m"}, "time_limit": "2h"}])
+    w.cycle()
+    w.advance(0)
+    assert running(w, "free") == {"n1": 1} and running(w, "short") == {"n0": 3} and running(w, "long") == {}
+    assert states(w) == {"n0": "draining", "n1": "up"}
+    told = str(w.explain("long")[0])
+    assert "1 node will be drained, and takes only tasks with a time limit that ends before" in told, told
+    w.restart()
+    w.advance(1_801)
+    w.submit(name="late", stages=[{**one, "time_limit": "30min"}])
+    w.submit(name="last", stages=[{**one, "resources": {"cpu": "400m"}, "time_limit": "29min"}])
+    w.advance(1)
+    assert running(w, "late") == {} and running(w, "last") == {"n0": 1}
+    w.finish("short")
+    w.finish("last")
+    w.advance(1_800)
+    w.submit(name="none", stages=[{**one, "resources": {"cpu": "300m"}, "time_limit": "1s"}])
+    w.advance(1)
+    assert running(w, "none") == {} and not w.partition().nodes.closing
+    w.advance(7_200)
+    assert states(w)["n0"] == "up"
+    for job in ("free", "long", "late"):
+        assert running(w, job).get("n0") or job == "free", job
+
+
+def test_a_gang_uses_nodes_that_close_later() -> None:
+    w = world("r1", "r1")
+    w.drain("n0", delay="1h")
+    w.submit(name="gang", stages=[{"count": 4, "resources": {"cpu": 1}, "time_limit": "1h"}])
+    w.submit(name="whole", stages=[{"count": 3, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert running(w, "gang") == {"n0": 2, "n1": 2} and running(w, "whole") == {}

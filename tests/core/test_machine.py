@@ -185,6 +185,10 @@ class Machine(RuleBasedStateMachine):
     def move_node(self, name: str, action: str) -> None:
         getattr(self.w, action)(name)
 
+    @rule(name=node_names, lasts=st.sampled_from([0, "4s", "20s"]), delay=st.sampled_from(["3s", "30s"]))
+    def drain_later(self, name: str, lasts: Any, delay: str) -> None:
+        self.w.drain(name, "maintenance", lasts, delay)
+
     @rule(
         name=node_names,
         action=st.sampled_from(FAULTS_OF_AGENTS),

@@ -445,6 +445,9 @@ def follow(s: Script) -> None:
     s.cycle(SubmitPipeline(name="nightly", specs=specs, user="ann", operator=True))
     s.keep()
     s.cycle(*(Kill(job=job.id, operator=True) for job in s.partition.jobs.values() if job.spec.name in ("x", "y")))
+    # A node is drained from a time on, for a time.
+    s.cycle(MoveNode(name="c4", action="drain", reason="firmware", delay=HOUR, lasts=HOUR, operator=True))
+    s.keep()
 
 
 def plan_a_start(s: Script) -> None:

@@ -158,7 +158,7 @@ def test_figures_whose_sum_is_beyond_64_bits(place: str) -> None:
     history = History(place)
     history.put_used([used(1, cpu=2**62, index=index) for index in range(10)])
     history.flush()
-    assert history.used("default", 1)["main"] == (10 * 2**62, 1, 10)
+    assert history.used("default", 1)["main"] == (10 * 2**62, 10, 1, 10)
     history.close()
 
 

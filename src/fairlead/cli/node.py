@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,7 +13,7 @@ import typer
 from fairlead.cli import completion
 from fairlead.cli.option_values import check_duration, pairs, seconds_of, wrong
 from fairlead.cli.options import Common, Listed, LiveJobName
-from fairlead.cli.output import Column, ago, ahead, amounts, labels_of, print_json, print_table
+from fairlead.cli.output import Column, ago, ahead, amounts, labels_of, lasted, print_json, print_table
 from fairlead.cli.typer_commands import Group, option
 
 if TYPE_CHECKING:
@@ -41,8 +44,9 @@ def list_nodes(
 def _state(node: wire.Node) -> str:
     """Return the state of a node with its details, such as `disabled, for 2h, new disk`."""
     away = "" if node.disconnected is None else f"agent not connected for {ago(node.disconnected)}"
-    left = "" if node.until is None else f"for {ahead(node.until)}"
-    return ", ".join(filter(None, (node.state, left, away, node.reason, node.credential.removeprefix("valid"))))
+    left = "" if node.until is None else f"for {lasted(node.until - (node.closes or time.time()))}"
+    begin = "" if node.closes is None else f"in {ahead(node.closes)}"
+    return ", ".join(filter(None, (node.state, begin, left, away, node.reason, node.credential.removeprefix("valid"))))
 
 
 def _held_for(node: wire.Node) -> str:
@@ -113,16 +117,41 @@ def show_node(name: NodeName, common: Common) -> None:
 def drain(
     name: NodeName,
     *,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="Drain the node from this time on, such as 2h or 2026-11-30T18:00. Until then, it takes tasks "
+            "whose time limit ends before.",
+            metavar="TIME",
+        ),
+    ] = "",
     lasts: Annotated[
         str, typer.Option("--for", help="Enable the node again after this time, such as 2h.", metavar="TIME")
     ] = "",
     reason: Reason = "",
     common: Common,
 ) -> None:
-    """Drain a node: it gets no new tasks, and its running tasks finish."""
-    seconds = _seconds(lasts)
-    done = f"{name} drains{f' for {lasts}' if lasts else ''}"
-    common.change(lambda client: client.move_node(name, "drain", reason, seconds), done)
+    """Drain a node: it gets no new tasks, and its running tasks finish.
+
+    For maintenance: fairlead node drain n1 --from 2026-11-30T18:00 --for 4h --reason firmware
+    """
+    delay, seconds = _seconds_until(begin), _seconds(lasts)
+    done = f"{name} drains{f' from {begin} on' if begin else ''}{f' for {lasts}' if lasts else ''}"
+    common.change(lambda client: client.move_node(name, "drain", reason, seconds, delay), done)
+
+
+def _seconds_until(begin: str) -> float:
+    """Return the seconds until a time, given as a duration or as a date; 0 if it is not given."""
+    if not begin:
+        return 0.0
+    seconds = seconds_of(begin)
+    if seconds is None:
+        with suppress(ValueError, OverflowError):
+            seconds = datetime.fromisoformat(begin).timestamp() - time.time()
+    if seconds is None or seconds <= 0:
+        raise wrong("--from", f"{begin!r} is not a later time; write a duration such as 2h, or 2026-11-30T18:00")
+    return seconds
 
 
 def _seconds(lasts: str) -> float:

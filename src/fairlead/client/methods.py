@@ -236,10 +236,15 @@ class Methods(ABC):
         return self.send(op.Node(node=node))
 
     def move_node(
-        self, node: str, action: Literal["drain", "disable", "enable"], reason: str = "", lasts: float = 0.0
+        self,
+        node: str,
+        action: Literal["drain", "disable", "enable"],
+        reason: str = "",
+        lasts: float = 0.0,
+        delay: float = 0.0,
     ) -> str:
         """Drain (running tasks finish), disable, or enable a node. Only for operators."""
-        return self.send(op.MoveNode(node=node, action=action, reason=reason, lasts=lasts)).note
+        return self.send(op.MoveNode(node=node, action=action, reason=reason, lasts=lasts, delay=delay)).note
 
     def closures(self) -> list[wire.Closure]:
         """List closures: labels whose nodes are disabled for a time."""

@@ -88,6 +88,8 @@ class MoveNode(Command, frozen=True, tag="move node"):
     """Why the node is drained or disabled, for people."""
     lasts: Micros = 0
     """How long the node is drained or disabled; 0 for no time limit."""
+    delay: Micros = 0
+    """After which time the node is drained. Until then it takes tasks whose time limit ends before."""
 
 
 class CloseNodes(Command, frozen=True, tag="close nodes"):

@@ -17,6 +17,7 @@ from fairlead.core.changes import (
     KeysForgotten,
     Measured,
     NodeAvoided,
+    NodeMoved,
     NodesConnected,
     QueuesRemoved,
     StopOverdue,
@@ -53,7 +54,7 @@ def expiry(plan: Plan) -> None:
         _forget_keys(plan)
     if partition.nodes.avoided:
         _end_pauses(plan)
-    if partition.closures or partition.nodes.closed_until:
+    if partition.closures or partition.nodes.closed_until or partition.nodes.closing:
         _end_closures(plan)
     if partition.derived.timers:
         _meet_deadlines(plan)
@@ -81,6 +82,7 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
     times += partition.nodes.avoided.values()
     times += [closure.until for closure in partition.closures.values()]
     times += [partition.nodes.closed_until[node_id] for node_id in _closed(partition)]
+    times += [partition.nodes.closing[node_id] for node_id in _closing(partition)]
     if readiness.ready:
         times += _due_if_ready(partition)
     else:
@@ -132,8 +134,17 @@ def _closed(partition: Partition) -> list[int]:
     return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] in states]
 
 
+def _closing(partition: Partition) -> list[int]:
+    nodes = partition.nodes
+    return [node_id for node_id in sorted(nodes.closing) if nodes.state[nodes.rows[node_id]] == "draining"]
+
+
 def _end_closures(plan: Plan) -> None:
     partition = plan.partition
+    for node_id in _closing(partition):
+        if partition.nodes.closing[node_id] <= plan.now:
+            reason, until = partition.nodes.reasons.get(node_id, ""), partition.nodes.closed_until.get(node_id, 0)
+            plan.do(NodeMoved(node_id, "draining", reason, until))
     for labels in sorted(labels for labels, closure in partition.closures.items() if closure.until <= plan.now):
         plan.do(ClosureSet(labels, 0))
     for node_id in _closed(partition):

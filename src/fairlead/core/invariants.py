@@ -524,7 +524,7 @@ def _check_unused_nodes(partition: Partition) -> None:
     elastic = {name for name, pool in pools.items() if pool.elastic}
     idle = {id for id, row in nodes.rows.items() if not nodes.allocations[row] and nodes.pool[row] in elastic}
     _same(idle, set(partition.idle), "the idle nodes")
-    for node_id in {**nodes.reasons, **nodes.closed_until, **partition.unwanted}:
+    for node_id in {**nodes.reasons, **nodes.closed_until, **nodes.closing, **partition.unwanted}:
         _need(node_id in nodes, f"node {node_id} was removed, and why it takes no work is still stored")
     states = {node_id: nodes.state[row] for node_id, row in nodes.rows.items()}
     for node_id in nodes.reasons:
@@ -532,6 +532,9 @@ def _check_unused_nodes(partition: Partition) -> None:
     for node_id in nodes.closed_until:
         closed = states[node_id] in ("draining", "disabled", "lost")
         _need(closed, f"node {node_id} is {states[node_id]}, and until when it takes no work is stored")
+    for node_id in nodes.closing:
+        closes = states[node_id] in ("draining", "lost")
+        _need(closes, f"node {node_id} is {states[node_id]}, and from when it is drained is stored")
     for node_id in partition.unwanted:
         _need(states[node_id] != "up", f"node {node_id} is to be given back and takes work")
         _need(not nodes.allocations[nodes.rows[node_id]], f"node {node_id} is to be given back and has work")

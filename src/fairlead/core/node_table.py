@@ -51,7 +51,9 @@ class NodeTable:
         self.allocations: list[dict[int, Allocation]] = []
         self.reasons: dict[int, str] = {}
         self.closed_until: dict[int, int] = {}
-        """Id of a node that is disabled for a time → when it is enabled again."""
+        """Id of a node that is drained or disabled for a time → when it is enabled again."""
+        self.closing: dict[int, int] = {}
+        """Id of a node that is drained from a time on → that time. Until then it takes tasks that end before."""
         """Node id → why an operator drained or disabled the node. A lost node keeps it for its return."""
         self.lost_from: dict[int, NodeState] = {}
         """Id of a lost node → the state that it gets when it returns, unless that is up."""
@@ -132,7 +134,7 @@ class NodeTable:
         self.state[row] = VACANT_STATE
         self.set(node_id, {}, {}, (), "", ())
         self.failures[row] = self.pauses[row] = 0
-        for values in (self.avoided, self.disconnected, self.lost_from, self.reasons, self.closed_until):
+        for values in (self.avoided, self.disconnected, self.lost_from, self.reasons, self.closed_until, self.closing):
             values.pop(node_id, None)
         self.node_id[row] = VACANT
         del self.joins[self.name[row]]
@@ -170,9 +172,20 @@ class NodeTable:
         """Set why the node is drained or disabled; empty for no reason."""
         _put(self.reasons, node_id, reason or None)
 
-    def close_until(self, node_id: int, until: int) -> None:
-        """Set when a disabled node is enabled again; 0 if it stays disabled until a person enables it."""
+    def close_until(self, node_id: int, until: int, begin: int) -> None:
+        """Set when a drained or disabled node is enabled again; 0 if it stays so until a person enables it.
+
+        With `begin`, it takes tasks that end before that time.
+        """
         _put(self.closed_until, node_id, until or None)
+        if begin != self.closing.get(node_id, 0):
+            _put(self.closing, node_id, begin or None)
+            self._alter(node_id)
+
+    @property
+    def aside(self) -> bool:
+        """True if nodes outside of the index may take some tasks: held nodes, and nodes that close at a time."""
+        return bool(self.held or self.closing)
 
     def avoid(self, node_id: int, failures: int, pauses: int, until: int) -> None:
         """Give a node no work until a time; 0 ends the pause."""
@@ -289,6 +302,12 @@ class NodeTable:
         """True if the node may get new work: it is up, connected, not avoided and not over."""
         node_id = self.node_id[row]
         return self.usable(row) and node_id not in self.avoided and node_id not in self.disconnected
+
+    def takes_until(self, row: int) -> bool:
+        """True if the node is drained from a time on, and may get tasks that end before."""
+        node_id = self.node_id[row]
+        closes = self.state[row] == "draining" and node_id in self.closing and row not in self.over_rows
+        return closes and node_id not in self.avoided and node_id not in self.disconnected
 
     def usable(self, row: int) -> bool:
         """True if the node is up and not over, even if it is avoided or disconnected."""

@@ -207,8 +207,9 @@ class World:
         _, spec = parse_node(doc)
         self._send(where, commands.UpdateNode(name=name, spec=spec, operator=True))
 
-    def drain(self, name: str, reason: str = "", lasts: float | str = 0) -> None:
-        self._move(name, "drain", reason, lasts)
+    def drain(self, name: str, reason: str = "", lasts: float | str = 0, delay: float | str = 0) -> None:
+        """Drain a node: for a time, or from a later time on."""
+        self._move(name, "drain", reason, lasts, delay)
 
     def close(self, labels: Mapping[str, str], lasts: float | str = 0, reason: str = "") -> None:
         """Disable nodes with these labels for a time, also nodes that join meanwhile. Without a time, enable them."""
@@ -710,10 +711,16 @@ class World:
         self._send(self._where(job), kind(job=job, user=user or "", operator=user is None, **fields))
 
     def _move(
-        self, name: str, action: Literal["drain", "disable", "enable"], reason: str = "", lasts: float | str = 0
+        self,
+        name: str,
+        action: Literal["drain", "disable", "enable"],
+        reason: str = "",
+        lasts: float | str = 0,
+        delay: float | str = 0,
     ) -> None:
-        where, span = self._home.get(name, self._default), parse_duration(lasts, "lasts")
-        self._send(where, commands.MoveNode(name=name, action=action, reason=reason, lasts=span, operator=True))
+        span, later = parse_duration(lasts, "lasts"), parse_duration(delay, "delay")
+        command = commands.MoveNode(name=name, action=action, reason=reason, lasts=span, delay=later, operator=True)
+        self._send(self._home.get(name, self._default), command)
 
     def _join(self, node: str) -> None:
         where = self._home[node]

@@ -207,6 +207,7 @@ def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
         disconnected=optional_seconds(_disconnected_since(partition, row)),
         reason=nodes.reasons.get(nodes.node_id[row], ""),
         until=optional_seconds(nodes.closed_until.get(nodes.node_id[row])),
+        closes=optional_seconds(nodes.closing.get(nodes.node_id[row])),
         held_for=seen,
         held_for_others=len(held_for) - len(seen),
         held=_held_on(partition, nodes.node_id[row]),

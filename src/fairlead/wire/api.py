@@ -860,7 +860,9 @@ class Node(Answer, frozen=True, kw_only=True):
     reason: str = ""
     """Why an operator drained or disabled the node."""
     until: float | None = None
-    """When the node is enabled again, if it is disabled for a time."""
+    """When the node is enabled again, if it is drained or disabled for a time."""
+    closes: float | None = None
+    """If it is drained from a time on, that time: until then it takes tasks that a time limit ends before."""
     held_for: list[str] = []
     """Jobs that the node is held for or promised to, of those that the caller may see. It takes no other new work."""
     held_for_others: int = 0

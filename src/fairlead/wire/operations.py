@@ -428,6 +428,14 @@ class MoveNode(Change[wire.Done], POST="nodes/{node}/{action}", role="operator")
         float,
         Meta(ge=0, le=31_622_400, description="Seconds for which it is drained or disabled; 0 until it is enabled."),
     ] = 0.0
+    delay: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=31_622_400,
+            description="Seconds after which it is drained. Until then it takes tasks that a time limit ends before.",
+        ),
+    ] = 0.0
 
 
 class Closures(OfPartition[wire.Closures], GET="closures"):

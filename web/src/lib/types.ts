@@ -180,6 +180,7 @@ export interface NodeInfo {
   credential_expires: number | null;
   reason: string;
   until: number | null;
+  closes: number | null;
   held_for: string[];
   held_for_others: number;
   held: Record<string, number>;

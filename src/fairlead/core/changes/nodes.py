@@ -33,6 +33,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
     lost_from: NodeState = "up"
     reason: str = ""
     until: int = 0
+    begin: int = 0
 
     def apply(self, partition: Partition) -> int:
         before = partition.counters.node_id
@@ -51,7 +52,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
         if self.lost_from != "up":
             partition.nodes.set_state(self.node_id, self.state, self.lost_from)
         partition.nodes.set_reason(self.node_id, self.reason)
-        partition.nodes.close_until(self.node_id, self.until)
+        partition.nodes.close_until(self.node_id, self.until, self.begin)
         partition.counters.node_id = max(before, self.node_id + 1)
         partition.touched.nodes.add(self.node_id)
         return before
@@ -97,6 +98,7 @@ class NodeMovedUndo(msgspec.Struct, frozen=True, gc=False):
     lost_from: NodeState
     reason: str
     until: int
+    begin: int
 
 
 class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
@@ -107,7 +109,9 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
     reason: str = ""
     """Why it is drained or disabled, in the words of an operator."""
     until: int = 0
-    """When it is enabled again, if it is disabled for a time; else 0."""
+    """When it is enabled again, if it is drained or disabled for a time; else 0."""
+    begin: int = 0
+    """If it is drained from a time on, that time; until then it takes tasks that end before."""
 
     warns = True
 
@@ -116,18 +120,19 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
         lost_from = partition.nodes.lost_from.get(self.node_id, "up")
         reason = partition.nodes.reasons.get(self.node_id, "")
         until = partition.nodes.closed_until.get(self.node_id, 0)
+        begin = partition.nodes.closing.get(self.node_id, 0)
         if self.state != before:
             NODE.check(before, self.state)
             partition.nodes.set_state(self.node_id, self.state, before)
         partition.nodes.set_reason(self.node_id, self.reason)
-        partition.nodes.close_until(self.node_id, self.until)
+        partition.nodes.close_until(self.node_id, self.until, self.begin)
         partition.touched.nodes.add(self.node_id)
-        return NodeMovedUndo(before, lost_from, reason, until)
+        return NodeMovedUndo(before, lost_from, reason, until, begin)
 
     def undo(self, partition: Partition, before: NodeMovedUndo) -> None:
         partition.nodes.set_state(self.node_id, before.state, before.lost_from)
         partition.nodes.set_reason(self.node_id, before.reason)
-        partition.nodes.close_until(self.node_id, before.until)
+        partition.nodes.close_until(self.node_id, before.until, before.begin)
 
     def news(self, partition: Partition, before: NodeMovedUndo) -> Iterable[NodeNews]:
         row = partition.nodes.rows.get(self.node_id)
@@ -141,8 +146,10 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
         fields: dict[str, object] = {"node": names.node(self.node_id), "before": before.state, "state": self.state}
         if self.reason:
             fields["reason"] = self.reason
+        if self.begin:
+            fields["in_seconds"] = (self.begin - names.now) / SECOND
         if self.until:
-            fields["for_seconds"] = (self.until - names.now) / SECOND
+            fields["for_seconds"] = (self.until - (self.begin or names.now)) / SECOND
         yield Line("warning" if self.state == "lost" else "info", "node moved", fields)
 
 
@@ -304,6 +311,7 @@ def as_added(partition: Partition, node_id: int) -> NodeAdded:
         partition.nodes.lost_from.get(node_id, "up"),
         partition.nodes.reasons.get(node_id, ""),
         partition.nodes.closed_until.get(node_id, 0),
+        partition.nodes.closing.get(node_id, 0),
     )
 
 

@@ -174,6 +174,19 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
     return _choose_on(partition, stage, most, usable)
 
 
+def choose_closing(partition: Partition, stage: Stage, most: int) -> list[Choice]:
+    """Choose nodes that are drained from a time on, for tasks that a time limit ends before it."""
+    limit, nodes = stage.terms.time_limit, partition.nodes
+    if limit is None:
+        return []
+    usable = [
+        (node_id, False)
+        for node_id, begin in sorted(nodes.closing.items())
+        if partition.now + limit <= begin and node_id not in nodes.held and nodes.takes_until(nodes.rows[node_id])
+    ]
+    return _choose_on(partition, stage, most, usable)
+
+
 def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
     """Choose nodes that were ordered for single tasks of another ask, to which the ask has a better right.
 
@@ -196,7 +209,8 @@ def _choose_on(partition: Partition, stage: Stage, most: int, usable: list[tuple
     chosen: list[Choice] = []
     for node_id, beside in usable if most > 0 else ():
         row = nodes.rows[node_id]
-        if node_id not in taken and nodes.placeable(row) and may_take(nodes, row, shape):
+        takes = nodes.placeable(row) or nodes.takes_until(row)
+        if node_id not in taken and takes and may_take(nodes, row, shape):
             fitting = min(most, 1) if shape.key.apart else most
             if beside:
                 fitting = max(0, fitting_beside(nodes, node_id, _tasks_on(partition, node_id), shape, fitting))

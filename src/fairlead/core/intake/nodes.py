@@ -90,7 +90,8 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
             plan.do(NodeMoved(node_id, "up"))
         else:
             state, reason = nodes.lost_from.get(node_id, "up"), nodes.reasons.get(node_id, "")
-            plan.do(NodeMoved(node_id, state, reason, until))
+            begin = nodes.closing.get(node_id, 0) if state == "draining" else 0
+            plan.do(NodeMoved(node_id, state, reason, until, begin))
     if plan.mark() > before:
         close_if_covered(plan, node_id)
     return Accepted(note="" if plan.mark() > before else "no change")
@@ -121,28 +122,33 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
         raise Refused("reason", "only a node that is drained or disabled has one; leave it out")
     if command.lasts and command.action not in ("drain", "disable"):
         raise Refused("lasts", "only a node that is drained or disabled has one; leave it out")
-    until = plan.now + parse_count(command.lasts, "lasts", 0, MAX_CLOSED) if command.lasts else 0
-    return move_to(plan, command.name, STATES[command.action], command.reason, until)
+    if command.delay and command.action != "drain":
+        raise Refused("delay", "only a node that is drained has one; leave it out")
+    begin = plan.now + parse_count(command.delay, "delay", 0, MAX_CLOSED) if command.delay else 0
+    until = (begin or plan.now) + parse_count(command.lasts, "lasts", 0, MAX_CLOSED) if command.lasts else 0
+    return move_to(plan, command.name, STATES[command.action], command.reason, until, begin)
 
 
-def move_to(plan: Plan, name: str, state: NodeState, reason: str = "", until: Micros = 0) -> Accepted:
-    """Move a node to a state. If it is in this state already, only the reason and the time change.
+def move_to(
+    plan: Plan, name: str, state: NodeState, reason: str = "", until: Micros = 0, begin: Micros = 0
+) -> Accepted:
+    """Move a node to a state. If it is in this state already, only the reason and the times change.
 
     A node that is lost keeps its earlier reason and time.
     """
     node_id = find_node(plan.partition, name)
     nodes = plan.partition.nodes
-    before = (nodes.reasons.get(node_id, ""), nodes.closed_until.get(node_id, 0))
+    before = (nodes.reasons.get(node_id, ""), nodes.closed_until.get(node_id, 0), nodes.closing.get(node_id, 0))
     if state == "lost":
-        reason, until = before
+        reason, until, begin = before
     if nodes.state[nodes.rows[node_id]] == state:
-        if (reason or before[0], until) == before:
+        if (reason or before[0], until, begin) == before:
             return Accepted(note="no change")
-        plan.do(NodeMoved(node_id, state, reason or before[0], until))
+        plan.do(NodeMoved(node_id, state, reason or before[0], until, begin))
         return Accepted()
     if state == "up" and node_id in plan.partition.unwanted:
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
-    plan.do(NodeMoved(node_id, state, reason, until))
+    plan.do(NodeMoved(node_id, state, reason, until, begin))
     if state == "lost":
         lose_tasks(plan, node_id, f"node {name} was lost", reported=True)
     else:

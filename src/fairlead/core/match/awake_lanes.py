@@ -111,7 +111,7 @@ class AwakeLanes:
 
     def _is_full(self, lane: Lane, ask: Ask) -> bool:
         """True if there still is no capacity for a single task of an ask."""
-        if self._partition.nodes.held:  # held nodes are not in the index, but their owners may use them
+        if self._partition.nodes.aside:  # such nodes are not in the index, but some asks may use them
             return False
         index = self._partition.derived.index
         if not self._fits:

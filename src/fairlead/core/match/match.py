@@ -322,7 +322,7 @@ class Round:
 
     def _note_full(self, shape: Shape, reason: Reason) -> None:
         """Note that no task of a shape fits, and put the lanes to sleep that are awake only because one might fit."""
-        if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
+        if shape.key.apart or self.partition.nodes.aside or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
         asleep = self._awake.let_sleep(shape) if self._awake is not None else 0

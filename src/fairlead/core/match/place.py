@@ -11,7 +11,7 @@ from typing import Any
 from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, is_single, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
-from fairlead.core.holds.earmarks import choose_held, choose_lent, choose_yielded
+from fairlead.core.holds.earmarks import choose_closing, choose_held, choose_lent, choose_yielded
 from fairlead.core.holds.release import is_for_many
 from fairlead.core.index.kinds import Choice, NodeIndex
 from fairlead.core.index.scored import ScoreIndex
@@ -106,7 +106,7 @@ class Starter:
     def fitting(self, asks: list[Ask], most: int) -> int:
         """Return how many single tasks of these asks together, at most `most`, may start and fit."""
         partition, shape = self.plan.partition, asks[0].stage.shape
-        if partition.nodes.held or shape.key.near or shape.key.apart:
+        if partition.nodes.aside or shape.key.near or shape.key.apart:
             return 1  # the capacity depends on the ask
         self.flush()
         for ask in asks:
@@ -189,6 +189,7 @@ class Starter:
         """
         plan, partition, shape = self.plan, self.plan.partition, stage.shape
         held = choose_held(partition, stage, ask.kind, most) if partition.nodes.held else []
+        wanted = most
         most = 0 if own else most - sum([choice.tasks for choice in held])
         withdrawn = (
             partition.derived.index.withdraw({choice.node: None for choice in stage.live.values()})
@@ -208,6 +209,9 @@ class Starter:
             beside = [choice.node_id for choice in lent]
             yielded = choose_yielded(partition, ask, stage, most - sum([choice.tasks for choice in lent]), beside)
             chosen = held + free + lent + yielded
+        if partition.nodes.closing and not own:
+            left = wanted - sum([choice.tasks for choice in chosen])
+            chosen = chosen + choose_closing(partition, stage, left)
         placed = self._place_on(
             stage, ask.kind, least, group, chosen, self._safe_until(ask) if partition.nodes.held else 0
         )

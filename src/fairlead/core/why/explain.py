@@ -293,6 +293,8 @@ def _too_small(partition: Partition, shape: Shape, row: int) -> str:
 def _out_of_use(partition: Partition, row: int) -> str:
     """Return why a node takes no tasks at all now; empty if it takes some."""
     nodes, node_id = partition.nodes, partition.nodes.node_id[row]
+    if nodes.takes_until(row):
+        return "closing"
     if nodes.state[row] != "up":
         return nodes.state[row]
     if node_id in nodes.disconnected:

@@ -467,6 +467,10 @@ NODE_PHRASES = {
     "over its capacity": ("has more tasks than it can take", "have more tasks than they can take"),
     "promised": ("is promised to another job", "are promised to other jobs"),
     "held": ("is held for another job", "are held for other jobs"),
+    "closing": (
+        "will be drained, and takes only tasks with a time limit that ends before",
+        "will be drained, and take only tasks with a time limit that ends before",
+    ),
     "split gpu": ("has only parts of GPUs free", "have only parts of GPUs free"),
     "apart": ("runs one of its tasks already", "run one of its tasks already"),
 }

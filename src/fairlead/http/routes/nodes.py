@@ -68,7 +68,8 @@ async def node(request: Request, asked: op.Node) -> wire.Node:
 @serves(op.MoveNode)
 async def move_node(request: Request, asked: op.MoveNode) -> wire.Done:
     lasts = round(asked.lasts * SECOND)
-    command = MoveNode(name=asked.node, action=asked.action, reason=asked.reason, lasts=lasts)
+    delay = round(asked.delay * SECOND)
+    command = MoveNode(name=asked.node, action=asked.action, reason=asked.reason, lasts=lasts, delay=delay)
     return await change(request, asked, command, "name")
 
 
