@@ -439,6 +439,27 @@ def test_a_job_that_has_ended_shows_its_attempts_results_and_last_words(browser:
         up.close()
 
 
+def test_a_job_is_submitted_with_the_form(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1", cpu=4)
+        with opened(browser, site.url, site.owner, view="jobs") as page:
+            page.get_by_role("button", name="New job").click()
+            form = page.get_by_role("form", name="New job")
+            form.get_by_label("Command").fill("echo hello > out.txt")
+            form.get_by_label("Memory").fill("lots")
+            form.get_by_role("button", name="Submit").click()
+            form.get_by_role("alert").get_by_text("memory").wait_for()
+            form.get_by_label("Memory").fill("1Gi")
+            form.get_by_label("Name").fill("typed")
+            form.get_by_label("Tasks").fill("0-3%2")
+            form.get_by_role("button", name="Submit").click()
+            page.get_by_test_id("job-name").get_by_text("typed").wait_for()
+        (job,) = site.as_owner.get("/api/v1/jobs").json()["jobs"]
+        (stage,) = job["stages"]
+        assert stage["command"] == ["/bin/sh", "-c", "echo hello > out.txt"]
+        assert (stage["count"], stage["throttle"], stage["resources"]["memory"]) == (4, 2, 1 << 30)
+
+
 def test_the_page_is_small_and_its_first_view_is_quick(browser: Any, cluster: Serving) -> None:
     with opened(browser, cluster.url, cluster.owner) as page:
         page.reload()
