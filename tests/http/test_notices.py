@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import fairlead
+from fairlead.core.documents import check_target
+from fairlead.core.errors import Refused
 from fairlead.history.recorder import JobRow
-from fairlead.server.notices import Door, Undelivered, signature
+from fairlead.history.store import History
+from fairlead.server import notices
+from fairlead.server.notices import Door, Notices, Undelivered, signature
 from tests.live import Up
 from tests.until import until
 
@@ -56,7 +65,10 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "100.64.0.1"],
+    [
+        *("127.0.0.1", "localhost", "10.1.2.3", "169.254.169.254", "0.0.0.0", "100.64.0.1"),
+        *("[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+    ],
 )
 def test_webhooks_do_not_reach_the_network_of_the_server(host: str) -> None:
     with pytest.raises(Undelivered, match="is in the network of the server") as refusal:
@@ -80,6 +92,69 @@ def test_webhooks_are_signed_and_follow_no_redirect(receiver: Receiver) -> None:
         assert refusal.value.final == final
     assert "Fairlead-Signature" not in receiver.got[-1][0]
     Door(["localhost"]).deliver(receiver.url.replace("127.0.0.1", "localhost"), JOB, "")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:99999/", "http://a:b/", "http://[::1", "http://a..b/", f"http://{'a' * 64}/"]
+)
+def test_a_malformed_address_is_refused_and_would_end_no_other_notices(url: str) -> None:
+    with pytest.raises(Refused, match="notify"):
+        check_target(url, "notify[0]")
+    with pytest.raises(Undelivered, match="malformed") as refusal:
+        Door().deliver(url, JOB, "")
+    assert refusal.value.final
+
+
+def test_a_receiver_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            link, _ = listener.accept()
+            with link, suppress(OSError):
+                for _ in range(200):
+                    link.sendall(b"H")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(Undelivered):
+            Door(["127.0.0.0/8"]).deliver(f"http://127.0.0.1:{listener.getsockname()[1]}/", JOB, "")
+        assert time.monotonic() - began < 8
+        thread.join()
+
+
+def test_receivers_of_one_user_that_do_not_answer_keep_no_other_user_waiting(tmp_path: Path) -> None:
+    """Nor do they take the threads of other work of the server."""
+    history = History(tmp_path / "history")
+    history.put([replace(JOB, number=number, notify=("https://x/",)) for number in range(2_000)], [])
+    history.put([replace(JOB, number=2_000, user="bob", notify=("https://x/",))], [])
+    history.flush()
+    answers = threading.Event()
+    told: list[str] = []
+
+    class Slow(Door):
+        def deliver(self, target: str, job: JobRow, secret: str) -> None:
+            if job.user == "ann":
+                answers.wait(60)
+            told.append(job.user)
+
+    async def tell() -> None:
+        teller = Notices(history, lambda: ["default"], lambda user: "", Slow(), lambda event, fields: None)
+        task = asyncio.create_task(teller.run())
+        try:
+            async with asyncio.timeout(30):
+                while "bob" not in told or len(history.untold("default", 3_000)) > 2_000:
+                    await asyncio.sleep(0.05)
+                assert await asyncio.to_thread(lambda: 1) == 1
+        finally:
+            answers.set()
+            task.cancel()
+
+    asyncio.run(tell())
+    assert told[0] == "bob"
+    history.close()
 
 
 def test_the_end_of_a_job_is_told_also_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:

@@ -36,6 +36,7 @@ MAX_JOB = 2 * 2**20
 MAX_LABELS = 100
 MAX_AFTER = 1_000
 MAX_TARGETS = 10
+HOST = re.compile(r"(?:[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 WEB = re.compile(r"https?://([A-Za-z0-9[][^/?#\s]*)(?:[/?][!-~]*)?")
 MAIL = re.compile(r"mailto:[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
 LEAST_MEMORY = 2**20
@@ -115,6 +116,9 @@ def check_target(target: str, field: str) -> str:
         raise Refused(field, f"{shown(target)} is no address; write https://host/path or mailto:ann@example.org")
     if web and "@" in web[1]:
         raise Refused(field, "an address may not contain a password; leave the part before @ out")
+    host = HOST.fullmatch(web[1]) if web else None
+    if web and (host is None or int(host[1] or 80) not in range(1, 65_536)):
+        raise Refused(field, f"{shown(web[1])} is no host with a port; write example.org:8080 or [2001:db8::1]:8080")
     return target
 
 

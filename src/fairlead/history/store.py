@@ -300,10 +300,10 @@ class History:
             return list(map(job_of, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
     def untold(self, partition: str, limit: int) -> list[JobRow]:
-        """Return ended jobs whose end has still to be told, the oldest first."""
+        """Return ended jobs whose end has still to be told: the oldest of each user, then the next one of each."""
         sql = (
             f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND told = 0 AND notify <> '[]' "
-            f"ORDER BY number LIMIT {limit:d}"
+            f'ORDER BY row_number() OVER (PARTITION BY "user" ORDER BY number), number LIMIT {limit:d}'
         )
         return list(map(job_of, self._ask(sql, partition)))
 

@@ -14,10 +14,13 @@ import http.client
 import socket
 import ssl
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from email.message import EmailMessage
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from threading import Timer
 from time import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -34,12 +37,14 @@ SIGNING_SECRET = "webhook"
 SIGNATURE = "Fairlead-Signature"
 EVERY = 1.0
 """Seconds between two looks for ends to tell."""
-AT_ONCE = 20
-"""Jobs whose ends are told at a time."""
+AT_ONCE, OF_USER = 20, 4
+"""Jobs whose ends are told at a time, of all users and of one."""
 LOOKED_AT = 1_000
 """Jobs among which those that are due are chosen."""
 TIMEOUT = 10.0
 """Seconds for one delivery."""
+TRANSLATED = IPv6Network("64:ff9b::/96")
+"""Addresses that routers translate to the IPv4 address in their last four bytes."""
 PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0)
 """Seconds between the tries of a webhook."""
 
@@ -82,9 +87,12 @@ class Door:
             self._post(target, body_of(job), secret)
 
     def _post(self, url: str, body: bytes, secret: str) -> None:
-        parts = urlsplit(url)
-        host, tls = parts.hostname or "", parts.scheme == "https"
-        address = self._address(host, parts.port or (443 if tls else 80))
+        try:
+            parts = urlsplit(url)
+            host, tls = parts.hostname or "", parts.scheme == "https"
+            address = self._address(host, parts.port or (443 if tls else 80))
+        except ValueError as problem:
+            raise Undelivered(f"the address is malformed: {problem}", final=True) from None
         headers = {"Content-Type": "application/json", "User-Agent": "fairlead"}
         if secret:
             headers[SIGNATURE] = signature(secret, int(time()), body)
@@ -115,7 +123,7 @@ class Door:
 
     def _is_allowed(self, text: str) -> bool:
         address = ip_address(text.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None) or address
+        mapped = _ipv4_in(address) or address if isinstance(address, IPv6Address) else address
         return (mapped.is_global and not mapped.is_multicast) or any(mapped in network for network in self._networks)
 
     def _mail(self, address: str, job: JobRow) -> None:
@@ -140,17 +148,42 @@ class Door:
             )
 
 
+def _ipv4_in(address: IPv6Address) -> IPv4Address | None:
+    """Return the address in the old network to which a router may translate one of the new network."""
+    if address in TRANSLATED:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
 class _Connection(http.client.HTTPConnection):
-    """A connection to one address of a host, whose certificate is checked by the name of the host."""
+    """A connection to one address of a host, whose certificate is checked by the name of the host.
+
+    It ends `TIMEOUT` seconds after it was made, also if the other side sends a byte now and then.
+    """
 
     def __init__(self, host: str, address: tuple[str, int], tls: bool) -> None:
         super().__init__(host, address[1], timeout=TIMEOUT)
         self._place = address
         self._tls = ssl.create_default_context() if tls else None
+        self._alarm = Timer(TIMEOUT, self._cut)
+        self._alarm.daemon = True
 
     def connect(self) -> None:
-        plain = socket.create_connection(self._place, TIMEOUT)
-        self.sock = plain if self._tls is None else self._tls.wrap_socket(plain, server_hostname=self.host)
+        self.sock = plain = socket.create_connection(self._place, TIMEOUT)
+        self._alarm.start()
+        if self._tls is not None:
+            self.sock = tls = self._tls.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+            tls.do_handshake()
+
+    def _cut(self) -> None:
+        sock = self.sock
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._alarm.cancel()
+        super().close()
 
 
 def signature(secret: str, at: int, body: bytes) -> str:
@@ -223,6 +256,10 @@ class Notices:
         self._tried: dict[Delivery, Tried] = {}
         self._done: set[Delivery] = set()
         """Deliveries that are over, of jobs with others that are not."""
+        self._telling: dict[tuple[str, int], tuple[str, asyncio.Task[None]]] = {}
+        """Partition and number of each job whose end is being told → its user, and what tells it."""
+        self._threads = ThreadPoolExecutor(AT_ONCE, "notices")
+        """Threads of its own: those that do not answer must not keep other work of the server waiting."""
 
     async def run(self) -> None:
         """Tell ends until this is cancelled."""
@@ -234,11 +271,17 @@ class Notices:
                 self._log("ends not told", {"problem": str(problem)})
 
     async def tell(self) -> None:
-        """Make the deliveries that are due."""
+        """Begin the deliveries that are due, as far as there is room."""
         for partition in self._led():
             jobs = await asyncio.to_thread(self._history.untold, partition, LOOKED_AT)
-            due = [job for job in jobs if any(map(self._is_due, _deliveries(job)))]
-            await asyncio.gather(*map(self._tell, due[:AT_ONCE]))
+            busy = Counter(user for user, _ in self._telling.values())
+            for job in jobs:
+                key = job.partition, job.number
+                if len(self._telling) >= AT_ONCE:
+                    return
+                if busy[job.user] < OF_USER and key not in self._telling and any(map(self._is_due, _deliveries(job))):
+                    busy[job.user] += 1
+                    self._telling[key] = job.user, asyncio.create_task(self._tell(job))
 
     def _is_due(self, key: Delivery) -> bool:
         tried = self._tried.get(key)
@@ -246,25 +289,31 @@ class Notices:
 
     async def _tell(self, job: JobRow) -> None:
         keys = _deliveries(job)
-        for key in filter(self._is_due, keys):
-            await self._try(key, job, self._tried.get(key, Tried(0, 0.0)))
-        if all(key in self._done for key in keys):
-            await asyncio.to_thread(self._history.mark_told, job.partition, job.number)
-            self._done.difference_update(keys)
+        try:
+            for key in filter(self._is_due, keys):
+                await self._try(key, job, self._tried.get(key, Tried(0, 0.0)))
+            if all(key in self._done for key in keys):
+                await asyncio.to_thread(self._history.mark_told, job.partition, job.number)
+                self._done.difference_update(keys)
+        except JournalError as problem:
+            self._log("ends not told", {"problem": str(problem)})
+        finally:
+            del self._telling[job.partition, job.number]
 
     async def _try(self, key: Delivery, job: JobRow, tried: Tried) -> None:
         *_, target = key
         # The path of a webhook may be a secret.
-        shown = target if target.startswith("mailto:") else urlsplit(target).hostname
+        shown = target if target.startswith("mailto:") else target.split("/")[2].partition("?")[0]
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.to_thread(self._door.deliver, target, job, self._secret(job.user))
+            await loop.run_in_executor(self._threads, self._door.deliver, target, job, self._secret(job.user))
         except Undelivered as problem:
             over = problem.final or tried.times >= len(PAUSES)
             fields = {"job": job.id, "to": shown, "problem": str(problem), "tries": tried.times + 1}
             self._log("end not told" if over else "end to be told again", fields)
             if not over:
                 pause = PAUSES[tried.times]
-                self._tried[key] = Tried(tried.times + 1, asyncio.get_running_loop().time() + pause)
+                self._tried[key] = Tried(tried.times + 1, loop.time() + pause)
                 return
         else:
             self._log("end told", {"job": job.id, "to": shown})
