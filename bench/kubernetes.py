@@ -242,7 +242,7 @@ async def measure(name: str, kind: str, nodes: int, pods: int, at_once: int) -> 
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
         scheduler = {"kube-scheduler": "default-scheduler", "floor": "fairlead"}.get(name, name)
-        await send(http, iter(NAMESPACE_OBJECTS))
+        await send(http, iter(NAMESPACE_OBJECTS), 1)
         await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
         await install(http, name)
         await send(http, groups(name, kind, pods))
@@ -313,7 +313,7 @@ async def reasons(nodes: int, at_once: int) -> None:
     """Create pods that fit on no node, one by one; measure the time until each has a condition with the reason."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
-        await send(http, iter(NAMESPACE_OBJECTS))
+        await send(http, iter(NAMESPACE_OBJECTS), 1)
         await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
         server = Server(Path(folder), at_once)
         running = server.start_adapter(plane)
@@ -338,7 +338,7 @@ async def large(nodes: int, pods: int, at_once: int) -> None:
     """Start on a cluster with many bound pods: measure memory, and the time to the first binding of a waiting pod."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
-        await send(http, iter(NAMESPACE_OBJECTS))
+        await send(http, iter(NAMESPACE_OBJECTS), 1)
         await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         bound_pods = (pod(at, "fairlead", "plain", f"n{at % nodes:04d}") for at in range(pods))
