@@ -44,6 +44,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         for document in yaml.safe_load_all(PLAIN.read_text()):
             create(plane, document)
         create(plane, {"kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        create(plane, {"kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}})
         policy = {"namespaces": [NAMESPACE], "policy": True}
         for document in yaml.safe_load_all("---\n".join(rendered(admission=policy))):
             if document and document["metadata"]["name"] == "fairlead-admission" and document["kind"] == "RoleBinding":

@@ -54,7 +54,7 @@ _event = msgspec.json.Decoder(wire.ManagerEvent).decode
 
 
 class ApiLink:
-    """The link over the API of a server. The token needs the role `operator`."""
+    """The link over the API of a server. The token needs the role `manager`."""
 
     def __init__(self, http: Http, name: str, partition: str = "") -> None:
         self._http = http
