@@ -108,7 +108,7 @@ def test_a_terminal_has_its_size_and_its_keys(up: Up) -> None:
     screen.until("go\r\n")
     screen.type("\x1a")
     screen.until("Stopped")
-    screen.type("kill -9 %1; wait; exit 5\n")
+    screen.type("exec sh -c 'exit 5'\n")
     assert screen.code() == 5
     said = re.findall(r"job (\d+) failed", screen.said)
     assert said and "code=130" in up.run("logs", said[0])

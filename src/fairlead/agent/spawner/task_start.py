@@ -157,6 +157,7 @@ class Starter:
             if task.stdin == PTY:
                 task.ends = open_ends(PTY)
                 task.ends.outputs[STANDARD] = (task.ends.stdin, self._open_log(task, "out"))
+                os.close(self._open_log(task, "err"))  # it stays empty: a terminal has one stream
                 return
             theirs, ours = os.pipe()
             task.ends = Ends(ours, theirs)
