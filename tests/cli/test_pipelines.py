@@ -141,19 +141,19 @@ def test_the_nightly_example(up: Up, tmp_path: Path) -> None:
 
 def test_what_a_job_used(up: Up) -> None:
     line = "import time\nwhile time.process_time() < 0.5: pass"
-    job = submit(up, "--memory", "64Mi", "--", "python3", "-c", line)
+    job = up.run("submit", "--cpu", "1", "--memory", "64Mi", "--", "python3", "-c", line).strip()
     assert up.ask("wait", job).returncode == 0
     with fairlead.Client(up.url, up.token) as client:
         usage = until(lambda: found if (found := client.job_usage(job)).tasks else None)
         [task] = usage.tasks
         assert 0.2 < task.cpu_seconds < 2 and task.memory > 2**20 and task.ran >= 0.5
-        assert usage.stages["main"].asked == {"cpu": 0.01, "memory": 2**26}
+        assert usage.stages["main"].asked == {"cpu": 1.0, "memory": 2**26}
         report = client.usage_report(["job"], used=True)
         [row] = [row for row in report.rows if row.group == {"job": job}]
         assert row.cpu_hours_used > 0 < row.cpu_hours_had
     shown = up.run("show", job, "--usage").splitlines()
     assert shown[0].split() == ["TASK", "ATTEMPT", "RAN", "CPUS", "USED", "MEMORY", "USED", "GPUS"]
-    assert " of 0.01" in shown[1] and " of 64Mi" in shown[1]
+    assert " of 1 " in shown[1] and " of 64Mi" in shown[1]
     assert "CPU USED" in up.run("usage", "--used", "--by", "job")
     [listed] = [
         row.split()

@@ -231,3 +231,22 @@ def test_a_gang_uses_nodes_that_close_later() -> None:
     w.submit(name="whole", stages=[{"count": 3, "resources": {"cpu": 1}}])
     w.cycle()
     assert running(w, "gang") == {"n0": 2, "n1": 2} and running(w, "whole") == {}
+
+
+def test_a_task_that_ends_in_time_need_not_wait_behind_one_that_does_not() -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    w.cycle()
+    w.drain("n0", delay="1h")
+    w.submit(name="long", stages=[{"resources": {"cpu": 1}}])
+    w.submit(name="short", stages=[{"resources": {"cpu": 1}, "time_limit": "10min"}])
+    w.cycle()
+    w.submit(name="later", stages=[{"resources": {"cpu": 1}, "time_limit": "10min"}])
+    w.advance(1)
+    assert [running(w, job) for job in ("long", "short", "later")] == [{}, {"n0": 1}, {"n0": 1}]
+    w.submit(name="last", stages=[{"resources": {"cpu": 1}, "time_limit": "10min"}])
+    w.advance(1)
+    assert running(w, "last") == {}
+    w.finish("short")
+    w.advance(1)
+    assert running(w, "last") == {"n0": 1} and running(w, "long") == {}

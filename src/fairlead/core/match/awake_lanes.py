@@ -91,7 +91,7 @@ class AwakeLanes:
         if verdict is None or _is_void(partition, lane, verdict):
             return "awake"
         backfills = partition.settings.backfills
-        if verdict.joined and not backfills and lane.all_behind(verdict):
+        if verdict.joined and not backfills and not partition.nodes.closing and lane.all_behind(verdict):
             verdict.joined.clear()
         may_claim = self._claims is not None and self._claims.may_make(lane, untried=True)
         if may_claim or verdict.joined:

@@ -93,6 +93,7 @@ class Starter:
         if (
             singles is not None
             and most == 1
+            and not own
             and not (partition.nodes.held and partition.earmark_of(ask.seq))
             and singles.add(lane, ask)
         ):
@@ -209,7 +210,7 @@ class Starter:
             beside = [choice.node_id for choice in lent]
             yielded = choose_yielded(partition, ask, stage, most - sum([choice.tasks for choice in lent]), beside)
             chosen = held + free + lent + yielded
-        if partition.nodes.closing and not own:
+        if partition.nodes.closing:
             left = wanted - sum([choice.tasks for choice in chosen])
             chosen = chosen + choose_closing(partition, stage, left)
         placed = self._place_on(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain
+from itertools import chain, islice
 
 from fairlead.core.admission import is_bounded, refusal
 from fairlead.core.ahead.easy import NO_CAPACITY, TRY, Backfill
@@ -16,6 +16,9 @@ from fairlead.core.model import Account, Ask, Micros, Queue
 from fairlead.core.state import Partition
 from fairlead.core.why.never import never_fits
 from fairlead.core.why.reasons import OverLimit
+
+BEHIND = 100
+"""Asks of a lane that are tried behind a blocked one because they end before a node closes."""
 
 
 class Line:
@@ -70,12 +73,13 @@ class QueueCursor:
         """Lane → what was found so far. Its versions are those when the first ask found no capacity, because a later
         start may release nodes, or when the lane was blocked."""
         self._owners: dict[Lane, list[Ask]] = {}
-        """Lane → its asks with earmarked nodes, in order. They are tried even behind a blocked ask."""
+        """Lane → its asks that may use nodes outside of the index, in order. They are tried even behind a blocked ask:
+        asks with earmarked nodes, and those that end before a node closes."""
         self.blocked: dict[Lane, None] = {}
         """Lanes in which only asks with earmarked nodes are still tried."""
         self.full: dict[Lane, None] = {}
         """The blocked lanes in which an ask found no capacity. Asks behind it may use only their earmarked nodes."""
-        if partition.nodes.held and not joined:
+        if partition.nodes.aside and not joined:
             self._find_owners(lanes)
         users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
         self.counts = self._by_running
@@ -406,15 +410,26 @@ class QueueCursor:
             lane = lane_by_id.get(id(partition.lanes.get(lane_key(ask)))) if ask is not None else None
             if ask is not None and lane is not None:
                 self._owners.setdefault(lane, []).append(ask)
+        for lane in lanes if partition.nodes.closing else ():
+            asks = (ask for ask in lane if self._ends_in_time(ask) and ask not in self._owners.get(lane, ()))
+            self._owners.setdefault(lane, []).extend(islice(asks, BEHIND))
         for lane, owners in self._owners.items():
             owners.sort(key=lane.key)
+
+    def _ends_in_time(self, ask: Ask) -> bool:
+        """True if tasks of an ask end before the last of the nodes closes that are drained from a time on."""
+        closing, now = self.partition.nodes.closing, self.partition.now
+        limits = [stage.terms.time_limit for stage in ask.stages]
+        last = max(closing.values(), default=0)
+        return any([limit is not None and now + limit <= last for limit in limits])
 
     def _next_owner(self, lane: Lane) -> None:
         """Continue a blocked lane with its next ask that has earmarked nodes; without one, close the lane."""
         owners = self._owners[lane]
         while owners:
             ask = owners.pop(0)
-            if ask.stage.asks[ask.kind] is ask and self.partition.earmark_of(ask.seq) is not None:
+            owns = self.partition.earmark_of(ask.seq) is not None or self._ends_in_time(ask)
+            if ask.stage.asks[ask.kind] is ask and owns:
                 heapreplace(self.open, (self.place(lane, ask), lane.text, lane, ask))
                 return
         self.close()
