@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 
@@ -93,6 +94,8 @@ def test_jobs_submit_jobs_as_long_as_they_run(up: Up) -> None:
             assert task.whoami().role == "user" and task.job(job).state == "running"
             with pytest.raises(fairlead.Problem, match="a token of role user may not do this"):
                 task.apply_config({"partitions": {}})
+            login = httpx.post(f"{up.url}/api/v1/session", headers={"Authorization": f"Bearer {secret}"})
+            assert login.status_code == 403 and "set-cookie" not in login.headers
             client.kill(job)
             with pytest.raises(fairlead.Problem, match="not known, was revoked or has expired"):
                 task.jobs(limit=1).__next__()

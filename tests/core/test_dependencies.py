@@ -219,6 +219,7 @@ def test_a_pipeline_is_submitted_whole() -> None:
     [
         (pipeline(a={"after": ["b"]}, b={"after": ["a"]}), "jobs[0].after", "jobs wait for each other: a, b"),
         (pipeline(a={}, b={"after": ["c"]}), "jobs[1].after[0]", 'there is no job "c"'),
+        (pipeline(a={"labels": {"pipeline": ""}}), "jobs[0].labels.pipeline", "get this label"),
         (pipeline(a={}, b={"name": "a"}), "jobs[1].name", '"a" is also the name of job 0'),
         (pipeline(a={}, b={"queue": "root.x"}), "jobs[1].queue", 'there is no queue "root.x"'),
     ],

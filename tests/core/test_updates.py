@@ -135,6 +135,29 @@ def test_refused_changes(user: str, changes: Any, problem: str) -> None:
     assert w.dump() == before
 
 
+def test_labels_do_not_pile_up() -> None:
+    w = world()
+    w.submit(name="j", queue="root.a", stages=[ONE], labels={f"a{at}": "x" for at in range(100)})
+    w.cycle()
+    answer = update(w, "j", labels={f"b{at}": "x" for at in range(100)})
+    assert isinstance(answer, Rejected) and "the job would have 200 labels; at most 100" in str(answer)
+    assert isinstance(update(w, "j", labels={"b": "x", "a0": None}), Accepted)
+
+
+def test_a_singleton_waits_for_earlier_jobs_of_its_name_whatever_it_comes_after() -> None:
+    w = world()
+    w.submit(name="other", queue="root.a", user="ann", stages=[ONE])
+    for number in range(2):
+        w.submit(name="nightly", queue="root.a", user="ann", stages=[ONE], singleton=number > 0)
+    settle(w)
+    second = next(job for job in w.partition().jobs.values() if job.spec.singleton)
+    update(w, second.id, after=["other:started"])
+    assert second.state == "pending" and ("other", "started") in second.after and len(second.after) == 2
+    w.kill(next(job.id for job in w.partition().jobs.values() if job.spec.name == "nightly" and job is not second))
+    settle(w)
+    assert second.state == "running"
+
+
 def test_the_rights_of_submitting_count() -> None:
     w = world(cpu=1)
     w.submit(name="runs", queue="root.a", stages=[ONE])

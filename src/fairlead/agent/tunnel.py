@@ -100,7 +100,7 @@ async def _ask(folder: Path, request: OpenTunnel) -> tuple[str, Link | None]:
     try:
         async with asyncio.timeout(ANSWER_TIME):
             answer = (await reader.readline()).decode("utf-8", "replace").strip()
-    except TimeoutError:
+    except (TimeoutError, ValueError):  # a line without an end
         answer = "503 the spawner does not answer"
     if answer == "+":
         return answer, (reader, writer)

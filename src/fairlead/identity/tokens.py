@@ -126,6 +126,10 @@ class Tokens:
         """True unless the token was revoked since `find` returned it."""
         if self.of_tasks is not None and token.digest.startswith(task_token.KIND):
             return self.of_tasks.is_known(token)
+        return self.is_stored(token)
+
+    def is_stored(self, token: Token) -> bool:
+        """True unless the token was revoked, or is that of a task."""
         return token.digest in self._by_digest
 
     def all(self) -> list[Token]:

@@ -26,7 +26,7 @@ def submit(plan: Plan, command: SubmitPipeline) -> Accepted:
     ids = {command.specs[at].name: str(first + number) for number, at in enumerate(order)}
     for at in order:
         spec = command.specs[at]
-        if dict(spec.labels).get(LABEL):
+        if LABEL in dict(spec.labels):
             raise Refused(f"jobs[{at}].labels.{LABEL}", "the jobs of a pipeline get this label; use another one")
         after = tuple(str(After(ids.get(name, name), when)) for name, when in after_of(spec.after))
         labels = tuple(sorted((*spec.labels, (LABEL, pipeline))))

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from fairlead.core.changes import JobPrioritised, JobUpdated, Unblocked
 from fairlead.core.commands import Accepted, UpdateJob
+from fairlead.core.documents import MAX_LABELS
 from fairlead.core.errors import Refused
 from fairlead.core.followers import give_up, settle
 from fairlead.core.intake.jobs import check_after, check_resources, find_leaf, need_own
@@ -118,6 +119,8 @@ def _with_labels(spec: JobSpec, command: UpdateJob, changed: list[str]) -> JobSp
     for name in command.unlabel:
         labels.pop(name, None)
     after = tuple(sorted(labels.items()))
+    if len(after) > MAX_LABELS:
+        raise Refused("labels", f"the job would have {len(after)} labels; at most {MAX_LABELS} are allowed")
     if after == spec.labels:
         return spec
     changed += [f"label {name}={value}" for name, value in command.labels]
@@ -129,6 +132,8 @@ def _with_after(
     partition: Partition, job: Job, spec: JobSpec, command: UpdateJob
 ) -> tuple[JobSpec, tuple[Condition, str] | None]:
     """Return the job with other dependencies, and why they can never be met."""
+    if spec.singleton:
+        spec = _with_namesakes(partition, job, spec)
     spec, never = check_after(partition, job.id, spec, command.past)
     for at, (name, when) in enumerate(after_of(spec.after)):
         if when == "each" and not any(before == (name, when) for before in job.after):
@@ -138,6 +143,14 @@ def _with_after(
         if _comes_after(partition, partition.jobs[name], job):
             raise Refused(f"after[{at}]", f"job {name} itself comes after job {job.id}; leave it out", "conflict")
     return spec, never
+
+
+def _with_namesakes(partition: Partition, job: Job, spec: JobSpec) -> JobSpec:
+    """Return the new specification of a singleton with the earlier jobs of its name that it waits for."""
+    named = {name for name, when in after_of(spec.after) if when in ("ok", "any")}
+    waits_for = (name for name, when in job.after if when == "any" and name not in named and name in partition.jobs)
+    earlier = [f"{name}:any" for name in waits_for if partition.jobs[name].owner == job.owner]
+    return replace(spec, after=(*spec.after, *earlier))
 
 
 def _comes_after(partition: Partition, later: Job, earlier: Job) -> bool:

@@ -29,6 +29,8 @@ async def whoami(request: Request, asked: op.Whoami) -> wire.Caller:
 @serves(op.Login)
 async def login(request: Request, asked: op.Login) -> Response:
     services, caller = request.services, request.caller
+    if not services.tokens.is_stored(caller):
+        raise Refused("token", "the token of a task opens no session; log in with a token of your own", "forbidden")
     value, key, expires = services.sessions.open(caller)
     seconds = max(0, int(expires - services.tokens.now()))
     answer = wire.Session(user=caller.user, groups=list(caller.groups), role=caller.role, key=key, expires=expires)
