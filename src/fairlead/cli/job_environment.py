@@ -41,8 +41,12 @@ def environment_of(
         variables |= _exported(here, str(export))
     for file in files:
         variables |= read_variables(file)
+    named: set[str] = set()
     for text in given:
         name, equals, value = text.partition("=")
+        if name in named:
+            raise wrong("--env", f"{name} is given twice; drop one of them")
+        named.add(name)
         if not equals and name not in here:
             raise wrong("--env", f"the variable {name} is not set here; write {name}=value")
         variables[name] = value if equals else here[name]
