@@ -33,8 +33,8 @@ NOT_IN_PYTHON = set("login logout map map_tasks past_map past_queues openapi hea
 """Operations for the web page and for probes."""
 WHOLE = (wire.ConfigDocument, wire.PartitionDocument, wire.UpdateDocument)
 """Documents that a method takes as one value. The keys of others are parameters."""
-FILLED_IN = ("partition", "min_revision", "cursor", "key")
-"""Parameters that the client fills in."""
+FILLED_IN = ("partition", "min_revision", "cursor", "key", "confirm")
+"""Parameters that the client fills in, or leaves out."""
 ONLY = {"operator": "Only for operators.", "admin": "Only for administrators."}
 
 MODULE = '''"""The methods of `Client` that are one operation each. `make generate` writes this file."""

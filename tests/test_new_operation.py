@@ -58,7 +58,8 @@ def test_one_row_and_one_handler_are_an_operation(tmp_path: Path, monkeypatch: p
 
         described = site.as_owner.get("/api/v1/openapi.json").json()["paths"]["/api/v1/jobs/{job}/pause"]["post"]
         assert (described["operationId"], described["summary"]) == ("pause", "Pause a job")
-        assert [each["name"] for each in described["parameters"]] == ["job", "partition", "Idempotency-Key", "minutes"]
+        sent = [each["name"] for each in described["parameters"]]
+        assert sent == ["job", "partition", "Idempotency-Key", "Fairlead-Confirm", "minutes"]
 
         with Client(site.url, site.owner) as client:
             assert client.send(Pause(job=job, minutes=7)) == wire.Done(note="it is already held by owner")

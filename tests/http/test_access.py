@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from fairlead.core.errors import Refused
 from fairlead.http.middleware import OPEN_PATHS, Bounds
 from fairlead.identity.tokens import Tokens
+from fairlead.wire import api as wire
 from tests.http.serving import JOB, Serving, serving, submit
 
 # Operation → the least role that may do it.
@@ -125,7 +127,12 @@ def test_a_user_cannot_be_another(site: Serving) -> None:
     answer = ann.post("/api/v1/jobs", json={"user": "bob", **JOB})
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert site.as_owner.get(f"/api/v1/jobs/{submit(site.as_owner, {'user': 'bob', **JOB})}").json()["user"] == "bob"
-    assert ann.get("/api/v1/whoami").json() == {"user": "ann", "groups": ["ml"], "role": "user"}
+    assert ann.get("/api/v1/whoami").json() == {
+        "user": "ann",
+        "groups": ["ml"],
+        "role": "user",
+        "scope": msgspec.to_builtins(wire.Scope()),
+    }
 
 
 def test_queue_lists_are_kept(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import httpx
+import msgspec
 import pytest
 
 from fairlead.identity import sessions
+from fairlead.wire import api as wire
 from tests.http.serving import Serving
 
 
@@ -20,7 +22,8 @@ def log_in(site: Serving, user: str = "ann") -> tuple[httpx.Client, str]:
 def test_a_session_needs_its_cookie_and_its_key(site: Serving) -> None:
     browser, key = log_in(site)
     known = browser.get("/api/v1/whoami", headers={"Fairlead-Session": key})
-    assert known.json() == {"user": "ann", "groups": [], "role": "user"}
+    scope = msgspec.to_builtins(wire.Scope())
+    assert known.json() == {"user": "ann", "groups": [], "role": "user", "scope": scope}
     assert browser.get("/api/v1/whoami").status_code == 401
     assert browser.get("/api/v1/whoami", headers={"Fairlead-Session": "other"}).status_code == 401
     assert site.client().get("/api/v1/whoami", headers={"Fairlead-Session": key}).status_code == 401

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fairlead.cli import completion
+from fairlead.cli.option_values import pairs
 from fairlead.cli.options import ClusterWide, Yes
 from fairlead.cli.output import Column, ago, ahead, confirm, print_json
 from fairlead.cli.typer_commands import Group, Options, option
@@ -42,6 +43,21 @@ class NewToken(Options):
         "With --role join: the node runs only tasks of this user; may be repeated.", "--for"
     )
     uses: int | None = option("With --role join: number of machines that may join with this token.", show_default="1")
+    read_only: bool | None = option("The token may change nothing.", "--read-only", show_default=False)
+    queue: str | None = option(
+        "The token may change jobs only in this queue and the queues below it.", autocompletion=completion.queues
+    )
+    budget: list[str] | None = option(
+        "All jobs submitted with the token may together use this many hours of a resource, such as gpu=10h or "
+        "cpu=200h; may be repeated. Each job needs a time limit, which is charged in full.",
+        metavar="RESOURCE=TIME",
+    )
+    confirm: bool | None = option(
+        "Changes that affect the work of other users are first refused, with what they would do and a code that "
+        "confirms them.",
+        "--confirm",
+        show_default=False,
+    )
     note: str = option("Note about the token, shown by `token list`.")
     expires_in: str | None = option("Lifetime, such as 30d. By default unlimited; with --role join, 1h.")
 
@@ -49,7 +65,9 @@ class NewToken(Options):
 @token.command("create")
 def create_token(new: NewToken, common: ClusterWide) -> None:
     """Create a token and print it. It cannot be shown again."""
-    given = {name: value for name, value in vars(new).items() if value is not None}
+    given = {name: value for name, value in vars(new).items() if value is not None and value is not False}
+    if new.budget:
+        given["budget"] = dict(pairs(new.budget, "--budget"))
     created = common.request(lambda client: client.create_token(**given))
     if common.as_json:
         print_json(created)
@@ -93,12 +111,21 @@ def _admits(token: wire.Token) -> str:
     return " ".join(f"{name}={value}" for name, value in bounds.items() if value)
 
 
+def _scope(scope: wire.Scope) -> str:
+    """Return what a token may not do, such as `queue=root.ml gpu=9.5h/10h`."""
+    parts = [word for word, given in (("read-only", scope.read_only), ("confirm", scope.confirm)) if given]
+    parts += [f"queue={scope.queue}"] * bool(scope.queue)
+    parts += [f"{name}={scope.left[name]:.3g}h/{hours:.3g}h" for name, hours in scope.budget.items()]
+    return " ".join(parts)
+
+
 TOKENS: tuple[Column[wire.Token], ...] = (
     Column("token", lambda token: token.id),
     Column("role", lambda token: token.role),
     Column("user", lambda token: token.user),
     Column("groups", lambda token: ",".join(token.groups)),
     Column("admits", _admits),
+    Column("scope", lambda token: _scope(token.scope)),
     Column("uses", lambda token: token.uses or ""),
     Column("created", lambda token: ago(token.created)),
     Column("expires", lambda token: "never" if token.expires is None else f"in {ahead(token.expires)}"),

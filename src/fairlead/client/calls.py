@@ -61,8 +61,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 class Problem(Exception):
     """Raised if the server refuses a request or cannot be reached. `status` is 0 if there is no answer."""
 
-    def __init__(self, detail: str, status: int = 0, code: str = "unreachable", field: str = "") -> None:
-        super().__init__(detail, status, code, field)
+    def __init__(
+        self, detail: str, status: int = 0, code: str = "unreachable", field: str = "", confirm: str = ""
+    ) -> None:
+        super().__init__(detail, status, code, field, confirm)
+        self.confirm = confirm
+        """With the code `unconfirmed`: what confirms the change, as `confirm` of its operation."""
         self.detail = detail
         self.status = status
         self.code = code
@@ -239,7 +243,7 @@ def problem_of(status: int, content: bytes) -> Problem:
     detail = body.detail
     if body.status == 401:
         detail = f"{detail.partition('; send ')[0]}; set {TOKEN} (in Python token=…) to a valid token"
-    return Problem(detail, body.status, body.code, body.field)
+    return Problem(detail, body.status, body.code, body.field, body.confirm)
 
 
 def is_untrusted(problem: Exception) -> bool:

@@ -412,7 +412,7 @@ class Methods(ABC):
         return self.send(op.ManagerQueues(name=name)).queues
 
     def whoami(self) -> wire.Caller:
-        """Return user, groups and role of the caller's token."""
+        """Return user, groups, role and scope of the caller's token."""
         return self.send(op.Whoami())
 
     def secrets(self) -> list[str]:
@@ -443,6 +443,10 @@ class Methods(ABC):
         uses: int | None = None,
         note: str = "",
         expires_in: int | float | str | None = None,
+        read_only: bool | None = None,
+        queue: str = "",
+        budget: dict[str, int | float | str] | None = None,
+        confirm: bool | None = None,
     ) -> wire.NewToken:
         """Create a token. The answer has its secret, which cannot be shown again. Only for administrators."""
         return self.send(
@@ -458,6 +462,10 @@ class Methods(ABC):
                     uses=uses,
                     note=note or None,
                     expires_in=expires_in,
+                    read_only=read_only,
+                    queue=queue or None,
+                    budget=budget,
+                    confirm=confirm,
                 )
             )
         )

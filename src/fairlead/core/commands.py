@@ -27,6 +27,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     groups: tuple[str, ...] = ()
     operator: bool = False
+    within: str = ""
+    """The only queue, with the queues below it, in which the caller may change jobs; empty for all."""
     key: str = ""
     """Idempotency key: a repeated command with the same key gets the same answer and changes nothing."""
 

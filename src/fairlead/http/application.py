@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from fairlead.http import routes
+from fairlead.http.confirmation import confirm
 from fairlead.http.context import Services
 from fairlead.http.dispatch import HANDLERS, Dispatcher
 from fairlead.http.middleware import Gate
@@ -17,5 +18,5 @@ for _module in iter_modules(routes.__path__, f"{routes.__name__}."):
 
 def application(services: Services) -> Gate:
     """Return the API as an ASGI application."""
-    app = Dispatcher(services, HANDLERS)
+    app = Dispatcher(services, HANDLERS, confirm)
     return Gate(app, agents(services), services.tokens, services.sessions, services.bounds, services.control)

@@ -198,7 +198,13 @@ class Request:
 def caller_fields(request: Request, key: str = "") -> dict[str, Any]:
     """Return the fields of a command that describe its caller."""
     caller = request.caller
-    return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key}
+    return {
+        "user": caller.user,
+        "groups": caller.groups,
+        "operator": caller.operator,
+        "within": caller.queue,
+        "key": key,
+    }
 
 
 async def execute(request: Request, asked: InPartition, command: Command, what: str) -> Accepted:

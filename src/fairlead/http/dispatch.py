@@ -18,6 +18,7 @@ from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.http.context import Disconnected, Request, Services
 from fairlead.http.responses import Receive, Response, Scope, Send, plain, problem_of, problem_response
+from fairlead.http.scopes import check_scope
 from fairlead.identity.smallfile import FileProblem
 from fairlead.wire import api as wire
 from fairlead.wire.operation import API, Answer, Operation, Parameter, Row, row_of
@@ -25,6 +26,7 @@ from fairlead.wire.unserved import Unserved
 
 Asked = TypeVar("Asked", bound=Operation[Any])
 Handler = Callable[[Request, Any], Awaitable[Any]]
+Confirm = Callable[[Request, Row, Any], Awaitable[None]]
 ROLES = {
     "user": ("user", "operator", "admin"),
     "manager": ("manager", "operator", "admin"),
@@ -82,11 +84,13 @@ class Route:
         self.strict = row.route.path.startswith(API)
         """True if unknown parameters are refused. Probes and scrapers of metrics may send parameters of their own."""
 
-    async def answer(self, request: Request, variables: list[str]) -> Response:
+    async def answer(self, request: Request, variables: list[str], confirm: Confirm) -> Response:
         """Answer a request. `variables` has the values of the variable parts of the path."""
         if self.roles and request.caller.role not in self.roles:
             problem = f"a token of role {request.caller.role} may not do this; {self.roles[0]} may"
             raise Refused("token", problem, "forbidden")
+        if self.roles:
+            check_scope(request.caller, self.row)
         values: dict[str, Any] = {}
         for parameter, text in zip(self.in_path, variables, strict=True):
             values[parameter.name] = _read(parameter, text)
@@ -97,7 +101,9 @@ class Route:
                 values[parameter.name] = _read(parameter, text)
         if self.row.document is not None:
             values[self.row.document.name] = _document(await request.body())
-        answer = await self.handler(request, self.row.operation(**values))
+        asked = self.row.operation(**values)
+        await confirm(request, self.row, asked)
+        answer = await self.handler(request, asked)
         route = self.row.route
         return answer if isinstance(answer, Response) else Response(answer, route.status, route.media)
 
@@ -202,8 +208,10 @@ class _PathNode:
 class Dispatcher:
     """All operations as an ASGI application. The scope of a request has its `caller`."""
 
-    def __init__(self, services: Services, handlers: Mapping[type[Operation[Any]], Handler]) -> None:
+    def __init__(self, services: Services, handlers: Mapping[type[Operation[Any]], Handler], confirm: Confirm) -> None:
+        """`confirm` raises if a change needs a confirmation that it does not have."""
         self._services = services
+        self._confirm = confirm
         self._paths = _PathNode()
         for operation, handler in handlers.items():
             row = row_of(operation)
@@ -224,7 +232,7 @@ class Dispatcher:
             allowed: set[str] = set()
             for end, variables in self._paths.find(parts):
                 if method in end.routes:
-                    return await end.routes[method].answer(request, variables)
+                    return await end.routes[method].answer(request, variables, self._confirm)
                 allowed |= end.routes.keys()
             if allowed:
                 served = ", ".join(sorted(allowed))

@@ -138,6 +138,7 @@ VALUES: dict[str, Any] = {
     "partition": "default",
     "path": "root.default",
     "paused_until": None,
+    "scope": {"read_only": False, "queue": "root.ml", "budget": {"gpu": 10.0}, "left": {"gpu": 9.5}, "confirm": False},
     "pending": 3,
     "position": 0,
     "provider": "command",

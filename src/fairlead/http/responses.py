@@ -29,6 +29,7 @@ STATUS = {
     "missing": 404,
     "conflict": 409,
     "alarm": 409,
+    "unconfirmed": 409,
     "forbidden": 403,
     "unauthenticated": 401,
     "gone": 404,
@@ -57,6 +58,15 @@ async def send_body(send: Send, body: bytes) -> None:
     for at in range(PART_BYTES, len(body), PART_BYTES):
         await send({"type": "http.response.body", "body": body[at - PART_BYTES : at], "more_body": True})
     await send({"type": "http.response.body", "body": body[(max(0, len(body) - 1)) // PART_BYTES * PART_BYTES :]})
+
+
+class Unconfirmed(Refused):
+    """Raised for a change that needs a confirmation. `problem` says what it would do."""
+
+    def __init__(self, effect: str, code_to_confirm: str) -> None:
+        problem = f"{effect}; to do it, send the request again with the header Fairlead-Confirm: {code_to_confirm}"
+        super().__init__("", problem, "unconfirmed")
+        self.code_to_confirm = code_to_confirm
 
 
 class Response:
@@ -134,6 +144,7 @@ def problem_of(error: Refused | Rejected | Unserved) -> Problem:
         code=error.code,
         field="" if isinstance(error, Unserved) else error.field,
         leader=error.leader if isinstance(error, Unserved) else "",
+        confirm=error.code_to_confirm if isinstance(error, Unconfirmed) else "",
     )
 
 

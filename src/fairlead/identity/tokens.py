@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypedDict, Unpack
 import msgspec
 
 from fairlead.core.errors import Refused
+from fairlead.core.model import Amounts
+from fairlead.core.resources import HOUR, MILLI
 from fairlead.identity.smallfile import (
     Conflict,
     Document,
@@ -47,6 +49,15 @@ class JoinLimits(TypedDict, total=False):
     note: str
 
 
+class Scopes(TypedDict, total=False):
+    """What a user's token may not do: the fields of `Token` with these names."""
+
+    read_only: bool
+    queue: str
+    budget: Amounts
+    confirm: bool
+
+
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     digest: str
@@ -62,6 +73,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uses: int = 0
     """For a join token: how many more machines it admits."""
     note: str = ""
+    read_only: bool = False
+    """True if it may change nothing."""
+    queue: str = ""
+    """The only queue, with the queues below it, in which it may change jobs; empty for all."""
+    budget: Amounts = ()
+    """How much of each resource all jobs submitted with it may use, in the core's units times microseconds."""
+    spent: Amounts = ()
+    """How much of the budget its jobs may use so far."""
+    confirm: bool = False
+    """True if changes that affect the work of other users need a confirmation."""
     created: float = 0.0
     expires: float | None = None
 
@@ -69,6 +90,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def operator(self) -> bool:
         """True if its commands count as those of an operator. Which ones a manager may give is decided before."""
         return self.role in ("operator", "admin", "manager")
+
+    @property
+    def scoped(self) -> bool:
+        """True if its jobs must not get the rights of its user, which are larger."""
+        return bool(self.queue or self.budget or self.confirm)
+
+    def left(self) -> dict[str, int]:
+        """Return what is left of the budget."""
+        spent = dict(self.spent)
+        return {name: most - spent.get(name, 0) for name, most in self.budget}
 
 
 class OfTasks(Protocol):
@@ -143,10 +174,12 @@ class Tokens:
         note: str = "",
         expires_in: float | None = None,
         id: str = "",
+        **scopes: Unpack[Scopes],
     ) -> tuple[str, Token]:
         """Create a token for a user. Return its secret, which is not stored, and the token."""
         more = {"id": id} if id else {}
-        secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note, **more)
+        fields = {"role": role, "user": user, "groups": groups, "note": note, **scopes, **more}
+        secret, token = _new_token("fl", self.now(), expires_in, **fields)
         self._add([token])
         return secret, token
 
@@ -182,6 +215,25 @@ class Tokens:
             except FileProblem as problem:
                 raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
             return token
+
+    @again_on_conflict
+    def charge(self, token: Token, costs: dict[str, int]) -> None:
+        """Take costs from the budget of a token, or give them back if they are negative. Refuse more than is left."""
+        with self._lock:
+            self._refresh()
+            known = self._by_digest.get(token.digest)
+            if known is None:
+                return  # it was revoked meanwhile
+            need_left(known, costs)
+            spent = dict(known.spent)
+            now_spent = tuple((name, max(0, spent.get(name, 0) + costs.get(name, 0))) for name, _ in known.budget)
+            charged = msgspec.structs.replace(known, spent=now_spent)
+            try:
+                self._save({**self._by_digest, token.digest: charged})
+            except Conflict:
+                raise
+            except FileProblem as problem:
+                raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
 
     @again_on_conflict
     def revoke(self, id: str) -> None:
@@ -237,6 +289,23 @@ class Tokens:
         self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))), spare)
         self._by_digest = changed
         self._unwritten.clear()
+
+
+def need_left(token: Token, costs: dict[str, int]) -> None:
+    """Refuse costs of which the budget of a token does not have enough left."""
+    for name, left in token.left().items():
+        if costs.get(name, 0) > max(0, left):
+            raise Refused(
+                "budget",
+                f"it may use {hours_of(costs[name]):g} {name} hours, and the budget of this token has "
+                f"{hours_of(left):g} left; write a shorter time_limit, fewer tasks or tries, or use another token",
+                "forbidden",
+            )
+
+
+def hours_of(amount: int) -> float:
+    """Return an amount times microseconds as hours, such as 0.5 for half an hour of a GPU."""
+    return amount / (MILLI * HOUR)
 
 
 def _new_token(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:

@@ -72,13 +72,16 @@ CYCLES = 8
 """The greatest number of cycles that are run to see which tasks a change of priority stops."""
 
 
-def try_priority(partition: Partition, command: SetPriority, now: Micros) -> list[Allocation] | Rejected:
-    """Change a priority in a copy of a partition, and return the tasks that stop for the job in the next cycles."""
+def stopped_by(partition: Partition, command: SetPriority | Submit, now: Micros) -> list[Allocation] | Rejected:
+    """Change a priority, or submit a job, in a copy of a partition. Return the tasks that stop for it in the next
+    cycles."""
     stopping = {number for number, allocation in partition.allocations.items() if allocation.state == "stopping"}
     now = max(now, partition.now)
     decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
-    if isinstance(decided.answers[0], Rejected):
-        return decided.answers[0]
+    answer = decided.answers[0]
+    if isinstance(answer, Rejected):
+        return answer
+    job = command.job if isinstance(command, SetPriority) else answer.job
     for _ in range(CYCLES):
         if not decided.more:
             break
@@ -86,7 +89,7 @@ def try_priority(partition: Partition, command: SetPriority, now: Micros) -> lis
     return [
         allocation
         for number, allocation in sorted(partition.allocations.items())
-        if allocation.state == "stopping" and allocation.stopped_for == f"job {command.job}" and number not in stopping
+        if allocation.state == "stopping" and allocation.stopped_for == f"job {job}" and number not in stopping
     ]
 
 

@@ -418,6 +418,14 @@ class TokenDocument(Request, kw_only=True):
     uses: Annotated[int, Meta(ge=1, le=MAX_USES)] | UnsetType = UNSET
     note: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
     expires_in: Duration | UnsetType = UNSET
+    read_only: bool | UnsetType = UNSET
+    """True for a token that may change nothing."""
+    queue: str | UnsetType = UNSET
+    """The only queue, with the queues below it, in which the token may change jobs."""
+    budget: dict[str, Duration] | UnsetType = UNSET
+    """Resource → for how long its jobs may use one unit of it, all together: 10h of cpu is 10 CPU hours."""
+    confirm: bool | UnsetType = UNSET
+    """True if a change that affects the work of other users is first refused, with the code that confirms it."""
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------
@@ -1655,6 +1663,20 @@ class ManagerEvent(Answer, frozen=True, kw_only=True):
 # -- access and health -------------------------------------------------------------------------------------------
 
 
+class Scope(Answer, frozen=True, kw_only=True):
+    """What a token may not do, though its user may."""
+
+    read_only: bool = False
+    queue: str = ""
+    """The only queue, with the queues below it, in which it may change jobs; empty for all."""
+    budget: dict[str, float] = {}
+    """Resource → the hours of it that jobs submitted with this token may use, all together."""
+    left: dict[str, float] = {}
+    """What is left of the budget."""
+    confirm: bool = False
+    """True if changes that affect the work of other users need a confirmation."""
+
+
 class Token(Answer, frozen=True, kw_only=True):
     """A token without its secret."""
 
@@ -1673,6 +1695,7 @@ class Token(Answer, frozen=True, kw_only=True):
     note: str
     created: float
     expires: float | None
+    scope: Scope = Scope()
 
 
 class Secrets(Answer, frozen=True, kw_only=True):
@@ -1693,11 +1716,12 @@ class NewToken(Answer, frozen=True, kw_only=True):
 
 
 class Caller(Answer, frozen=True, kw_only=True):
-    """User, groups and role of the caller's token."""
+    """User, groups, role and scope of the caller's token."""
 
     user: str
     groups: list[str]
     role: Role
+    scope: Scope = Scope()
 
 
 class Session(Answer, frozen=True, kw_only=True):
@@ -1733,3 +1757,5 @@ class Problem(Answer, frozen=True, kw_only=True):
     field: str = ""
     leader: str = ""
     """With the code `standby`: the address of the server that leads the partition."""
+    confirm: str = ""
+    """With the code `unconfirmed`: what confirms the request, if it is sent again with this as `Fairlead-Confirm`."""

@@ -35,6 +35,13 @@ class Route(msgspec.Struct, frozen=True):
     media: str = JSON
     seconds: float = 0.0
     """Seconds that the answer may take longer than others."""
+    asks: bool = False
+    """True if it changes nothing, although its method is not GET."""
+
+    @property
+    def changes(self) -> bool:
+        """True if it may change something. A tunnel does: through it, commands are given to a task."""
+        return self.status == 101 or not (self.method == "GET" or self.asks)
 
 
 class Described(StructMeta):
@@ -172,6 +179,15 @@ Key = Annotated[
         extra=HEADER,
     ),
 ]
+Confirm = Annotated[
+    str,
+    Meta(
+        max_length=40,
+        description="`ask` refuses a change that affects the work of other users, with what it would do and the code "
+        "that confirms it here. Tokens can require this.",
+        extra=HEADER,
+    ),
+]
 Revision = Annotated[
     int,
     Meta(ge=0, description="Answer as of this revision or later: the `Fairlead-Revision` of an earlier answer."),
@@ -202,3 +218,4 @@ class Change(OfPartition[Answer]):
     """Base of changes. A change that is sent again with the same key takes effect only once."""
 
     key: Key = field(default="", name="Idempotency-Key")
+    confirm: Confirm = field(default="", name="Fairlead-Confirm")

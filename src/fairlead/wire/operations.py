@@ -124,7 +124,7 @@ class Explain(OfPartition[wire.Explanation], GET="jobs/{job}/explain"):
     remedies: Annotated[bool, Meta(description="Also find remedies that would start the waiting tasks.")] = True
 
 
-class Sentences(OfPartition[wire.Sentences], POST="explain"):
+class Sentences(OfPartition[wire.Sentences], POST="explain", asks=True):
     """Return the sentence of the explanation of up to 200 jobs. Jobs that the caller may not see are left out."""
 
     document: wire.ExplainDocument
@@ -189,7 +189,7 @@ class SetPriority(Change[wire.Done], POST="jobs/{job}/priority"):
     document: wire.PriorityDocument
 
 
-class TryPriority(OfPartition[wire.PriorityStops], POST="jobs/{job}/priority/dry-run"):
+class TryPriority(OfPartition[wire.PriorityStops], POST="jobs/{job}/priority/dry-run", asks=True):
     """Return the running tasks of other jobs that would be stopped at once if a job had another priority. Nothing is
     changed. While the job waits, more may be stopped later."""
 
@@ -200,7 +200,7 @@ class TryPriority(OfPartition[wire.PriorityStops], POST="jobs/{job}/priority/dry
 # -- predictions -------------------------------------------------------------------------------------------------
 
 
-class DryRun(OfPartition[wire.DryRun], POST="jobs/dry-run"):
+class DryRun(OfPartition[wire.DryRun], POST="jobs/dry-run", asks=True):
     """Return what the next cycle would do with a job, without submitting it: where it would start, or what is ahead of
     it and which remedies would start it, or why it cannot run at all. A job that could not be submitted is refused here
     too. With `eta`, a job that would wait gets a predicted start, which takes longer."""
@@ -215,13 +215,13 @@ class Eta(OfPartition[wire.Eta], GET="jobs/{job}/eta", seconds=160.0):
     job: Name
 
 
-class Etas(OfPartition[wire.Etas], POST="eta", seconds=160.0):
+class Etas(OfPartition[wire.Etas], POST="eta", asks=True, seconds=160.0):
     """Predict when up to 1,000 jobs start, all in the same simulated futures."""
 
     document: wire.EtaDocument
 
 
-class WhatIf(OfPartition[wire.WhatIf], POST="whatif", role="operator", seconds=160.0):
+class WhatIf(OfPartition[wire.WhatIf], POST="whatif", asks=True, role="operator", seconds=160.0):
     """Compare start times with and without a supposed change, for the jobs that wait now. With `replay`, the jobs of
     that last period are run again from an empty cluster and compared instead. Nothing is changed."""
 
@@ -595,7 +595,7 @@ class Config(Operation[wire.Config], GET="config", role="operator"):
     defaults: Annotated[bool, Meta(description="Also return settings that have their default.")] = False
 
 
-class ValidateConfig(Operation[wire.Applied], POST="config/validate", role="operator"):
+class ValidateConfig(Operation[wire.Applied], POST="config/validate", asks=True, role="operator"):
     """Check a configuration, and return what it would change. Nothing is changed."""
 
     document: wire.ConfigDocument
@@ -663,7 +663,7 @@ class ManagerState(OfPartition[wire.ManagerState], GET="managers/{name}/state", 
     name: Name
 
 
-class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waiting", role="manager"):
+class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waiting", asks=True, role="manager"):
     """Explain why jobs of a manager wait, for many jobs at once."""
 
     name: Name
@@ -689,15 +689,15 @@ class ManagerEvents(OfPartition[wire.ManagerEvent], GET="managers/{name}/events"
 
 
 class Whoami(Operation[wire.Caller], GET="whoami"):
-    """Return user, groups and role of the caller's token."""
+    """Return user, groups, role and scope of the caller's token."""
 
 
-class Login(Operation[wire.Session], POST="session", status=201):
+class Login(Operation[wire.Session], POST="session", asks=True, status=201):
     """Open a session of the web page for the caller's token. The answer sets a cookie and
     has the key of the session."""
 
 
-class Logout(Operation[wire.Done], DELETE="session"):
+class Logout(Operation[wire.Done], DELETE="session", asks=True):
     """Remove the cookie of the session."""
 
 

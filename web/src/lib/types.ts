@@ -42,11 +42,12 @@ export interface Bar {
   outcome: string;
 }
 
-/** User, groups and role of the caller's token. */
+/** User, groups, role and scope of the caller's token. */
 export interface Caller {
   user: string;
   groups: string[];
   role: "user" | "operator" | "admin" | "join" | "manager";
+  scope: Scope;
 }
 
 /** The predicted start of a job, from several simulated futures with random run times and arrivals. */
@@ -364,6 +365,15 @@ export interface Remedy {
   text: string;
   operator: boolean;
   steps: Step[];
+}
+
+/** What a token may not do, though its user may. */
+export interface Scope {
+  read_only: boolean;
+  queue: string;
+  budget: Record<string, number>;
+  left: Record<string, number>;
+  confirm: boolean;
 }
 
 export interface Stage {

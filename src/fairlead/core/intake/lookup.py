@@ -76,7 +76,9 @@ def need_operator(command: Command, action: str) -> None:
 
 
 def need_submit(command: Command, queue: Queue) -> None:
-    """Refuse the command if the queue or its ancestors have submit lists without the user."""
+    """Refuse the command if the queue or its ancestors have submit lists without the user, or if its token is not for
+    the queue."""
+    need_within(command, queue, "submit jobs to")
     if command.operator:
         return
     lists = [(level.settings.submit, level.settings.admin) for level in queue.line()]
@@ -126,6 +128,17 @@ def need_owner(command: Command, job: Job, action: str) -> None:
             "user",
             f"{command.user or 'anonymous'} may not {action} job {job.id}; "
             f"its owner {job.user} or an administrator of {job.queue.path} may",
+            "forbidden",
+        )
+    need_within(command, job.queue, "change jobs of")
+
+
+def need_within(command: Command, queue: Queue, action: str) -> None:
+    """Refuse the command if the caller's token is only for other queues."""
+    if command.within and all(level.path != command.within for level in queue.line()):
+        raise Refused(
+            "queue",
+            f"this token is only for {command.within} and may not {action} {queue.path}; use another token",
             "forbidden",
         )
 

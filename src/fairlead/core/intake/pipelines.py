@@ -36,6 +36,7 @@ def submit(plan: Plan, command: SubmitPipeline) -> Accepted:
             user=command.user,
             groups=command.groups,
             operator=command.operator,
+            within=command.within,
         )
         try:
             submit_job(plan, job)

@@ -27,8 +27,9 @@ from fairlead.http.routes.jobs import (
     submission,
     why_never,
 )
+from fairlead.http.scopes import costs_of
 from fairlead.views.answers import by_id
-from fairlead.views.dryrun import try_priority, try_submission
+from fairlead.views.dryrun import stopped_by, try_submission
 from fairlead.views.summaries import shown_state
 from fairlead.views.why_answers import dry_run_answer, priority_answer
 from fairlead.wire import api as wire
@@ -75,6 +76,7 @@ async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
     command = submission(request, asked.document, "", {})
     served = request.leader(asked)
     checked(request.services, served, command)
+    costs_of(request.caller, [command.spec])
 
     def attempt(state: Partition) -> wire.DryRun | Rejected:
         expired = deadline(SEARCHING)
@@ -100,7 +102,7 @@ async def try_other_priority(request: Request, asked: op.TryPriority) -> wire.Pr
     served = request.leader(asked)
 
     def attempt(state: Partition) -> wire.PriorityStops | Rejected:
-        tried = try_priority(state, command, served.now)
+        tried = stopped_by(state, command, served.now)
         return tried if isinstance(tried, Rejected) else priority_answer(state, tried, request.sees)
 
     try:

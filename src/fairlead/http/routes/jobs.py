@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from contextlib import asynccontextmanager
 from itertools import islice
 from time import monotonic
 from typing import Any, cast
@@ -43,6 +44,7 @@ from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.http.context import TOKEN_ENDED, InPartition, Request, Services, caller_fields, change, token_end
 from fairlead.http.dispatch import serves, serves_command
 from fairlead.http.responses import problem_of
+from fairlead.http.scopes import costs_of, without_token
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies
 from fairlead.views.summaries import shown_state
@@ -92,12 +94,15 @@ def submission(
     if chosen is not None and not isinstance(chosen, str):
         raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
     values.setdefault("user", request.caller.user)
+    if request.caller.queue:
+        values.setdefault("queue", request.caller.queue)
     content = msgspec.json.encode(values)
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
         for at, stage in enumerate(spec.stages):
             check_amounts(stage.resources, f"{field}.stages[{at}].resources" if field else f"stages[{at}].resources")
+    spec = without_token(request.caller, spec)
     return Submit(spec=spec, id=chosen or "", origin=origin, past=past, **caller_fields(request, key))
 
 
@@ -126,10 +131,31 @@ async def submit(request: Request, asked: op.Submit) -> wire.Submitted:
 
 async def submitted(request: Request, served: PartitionService, command: Submit) -> wire.Submitted:
     """Carry out a submission, and return the answer to the request."""
-    accepted = await accepted_in(_offered(request.services, served, command))
+    async with charged(request, command.spec):
+        accepted = await accepted_in(_offered(request.services, served, command))
     warnings = await why_never(served, [accepted.job])
     warning = accepted.note or warnings.get(accepted.job, "")
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warning)
+
+
+@asynccontextmanager
+async def charged(request: Request, *specs: JobSpec) -> AsyncIterator[None]:
+    """Charge the budget of the caller's token, if it has one, for jobs that are submitted meanwhile.
+
+    The charge is the most that they may use. It is given back if they are refused.
+    """
+    caller, services = request.caller, request.services
+    costs = costs_of(caller, specs) if caller.budget else {}
+    if not costs:
+        yield
+        return
+    await services.threads.run(services.tokens.charge, caller, costs)
+    try:
+        yield
+    except Refused:
+        back = {name: -cost for name, cost in costs.items()}
+        await services.threads.run(services.tokens.charge, caller, back)
+        raise
 
 
 @serves(op.SubmitMany)

@@ -17,6 +17,7 @@ from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import (
     SpecCache,
     change_job,
+    charged,
     check_visible,
     missing,
     past_job,
@@ -25,6 +26,7 @@ from fairlead.http.routes.jobs import (
     submitted,
     why_never,
 )
+from fairlead.http.scopes import without_token
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
@@ -56,10 +58,11 @@ async def submit_pipeline(request: Request, asked: op.SubmitPipeline) -> wire.Pi
                 raise Refused(f"jobs[{at}].{refusal.field}", refusal.problem, refusal.code) from None
     if not command.operator:
         size = services.quotas.check(served.name, served.partition.settings, *specs)
-    slot = served.offer(command)
-    if size is not None:
-        services.quotas.offered(served.name, command.user, size, slot, len(specs))
-    accepted = await accepted_in(slot)
+    async with charged(request, *specs):
+        slot = served.offer(command)
+        if size is not None:
+            services.quotas.offered(served.name, command.user, size, slot, len(specs))
+        accepted = await accepted_in(slot)
     ids = {item.reason: item.name for item in accepted.items}
     warnings = await why_never(served, list(ids.values()))
     named = {name: warnings[job] for name, job in ids.items() if job in warnings}
@@ -102,5 +105,5 @@ async def rerun(request: Request, asked: op.Rerun) -> wire.Submitted:
             )
             raise Refused("job", problem, "conflict") from None
         raise
-    spec = replace(spec, name=name or spec.name, queue=queue or spec.queue)
+    spec = replace(without_token(request.caller, spec), name=name or spec.name, queue=queue or spec.queue)
     return await submitted(request, served, Submit(spec=spec, **caller_fields(request, asked.key)))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name
-from fairlead.core.resources import SECOND
+from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration, shown
 from fairlead.http.context import NOT_STORED, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response, cookie
 from fairlead.identity.sessions import HEADER
-from fairlead.identity.tokens import JOIN_SECONDS, ROLES, JoinLimits, Token
+from fairlead.identity.tokens import JOIN_SECONDS, ROLES, JoinLimits, Scopes, Token, hours_of
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.operation import API
@@ -23,7 +24,7 @@ from fairlead.wire.unserved import Unserved
 @serves(op.Whoami)
 async def whoami(request: Request, asked: op.Whoami) -> wire.Caller:
     caller = request.caller
-    return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
+    return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role, scope=_scope(caller))
 
 
 @serves(op.Login)
@@ -83,9 +84,10 @@ async def create(request: Request, asked: op.CreateToken) -> wire.NewToken:
     else:
         user = read.name("user")
         groups = read.names("groups", most=1_000)
+        scopes = _scopes(read, role)
         read.close()
         secret, token = await services.threads.run(
-            services.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
+            lambda: services.tokens.create(cast(wire.Role, role), user, groups, note, expires_in, **scopes)
         )
     return wire.NewToken(secret=secret, token=_shown(token))
 
@@ -110,5 +112,44 @@ def _name(read: Reader, key: str) -> str:
     return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
 
 
+def _scopes(read: Reader, role: str) -> Scopes:
+    """Return what a user's token may not do, as its document says."""
+    budget = read.get("budget") or {}
+    if not isinstance(budget, Mapping):
+        raise Refused("budget", f"{shown(budget)} is not a mapping; write one such as {{gpu: 10h}}")
+    if MEMORY in budget:
+        raise Refused(f"budget.{MEMORY}", "memory has no hours; write cpu or gpu")
+    scopes: Scopes = {
+        "read_only": read.flag("read_only", False),
+        "queue": read.text("queue", "", most=1_000),
+        "budget": tuple(
+            (name, parse_duration(hours, f"budget.{name}") * MILLI)
+            for name, hours in sorted(budget.items(), key=lambda pair: str(pair[0]))
+        ),
+        "confirm": read.flag("confirm", False),
+    }
+    if scopes["queue"] and not scopes["queue"].startswith("root"):
+        raise Refused("queue", f"{shown(scopes['queue'])} is not the path of a queue; write one such as root.ml")
+    for key in ("queue", "budget"):
+        if scopes[key] and role != "user":
+            raise Refused(key, f"a token of role {role} is for the whole cluster; leave it out, or use the role user")
+    if scopes["read_only"] and (scopes["budget"] or scopes["queue"] or scopes["confirm"]):
+        raise Refused(
+            "read_only", "a token that changes nothing needs no other bound; leave queue, budget, confirm out"
+        )
+    return scopes
+
+
+def _scope(token: Token) -> wire.Scope:
+    return wire.Scope(
+        read_only=token.read_only,
+        queue=token.queue,
+        budget={name: hours_of(amount) for name, amount in token.budget},
+        left={name: hours_of(amount) for name, amount in token.left().items()},
+        confirm=token.confirm,
+    )
+
+
 def _shown(token: Token) -> wire.Token:
-    return msgspec.convert(token, wire.Token, from_attributes=True)
+    answer = msgspec.convert(token, wire.Token, from_attributes=True)
+    return msgspec.structs.replace(answer, scope=_scope(token))
