@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.wire.tunnels import DATA, END, OPEN, PIECE, WINDOW, Broken, Tunnel
+from fairlead.agent.spawner.relay import Relay
+from fairlead.wire.tunnels import (
+    COUNT,
+    DATA,
+    END,
+    HELLO,
+    NUMBER,
+    OPEN,
+    PIECE,
+    STANDARD,
+    USED,
+    WINDOW,
+    Broken,
+    Tunnel,
+    _frame,
+)
 
 
 class Link:
@@ -133,3 +150,38 @@ def test_an_end_that_breaks_the_rules_is_found() -> None:
     fresh.send(OPEN, 16, b"")
     with pytest.raises(Broken, match="has not greeted"):
         list(other.receive(fresh.take()))
+
+
+def greeted() -> Tunnel:
+    """Return an end whose other end has greeted."""
+    end = Tunnel()
+    end.connect()
+    list(end.receive(_frame(HELLO, 0, COUNT.pack(0))))
+    return end
+
+
+def test_an_end_that_confirms_nothing_takes_bounded_memory() -> None:
+    end = greeted()
+    with pytest.raises(Broken, match="confirms nothing"):
+        for _ in range(100_000):
+            end.send(DATA, STANDARD, bytes(PIECE))
+            list(end.receive(_frame(USED, STANDARD, NUMBER.pack(PIECE))))
+            assert sum(map(len, end._kept)) < 80 * WINDOW
+    with pytest.raises(Broken, match="used more bytes of a channel than it got"):
+        list(end.receive(_frame(USED, STANDARD, NUMBER.pack(WINDOW))))
+
+
+def test_pieces_without_bytes_are_dropped() -> None:
+    end = greeted()
+    assert list(end.receive(_frame(DATA, STANDARD, b"") * 100)) == []
+
+
+def test_data_of_channels_that_are_not_open_takes_no_memory_of_a_relay() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        relay = Relay(theirs, 0, False, None)
+        relay._tunnel.connect()
+        frames = b"".join(_frame(DATA, channel, b"x") for channel in range(100, 1_100))
+        for kind, channel, content in relay._tunnel.receive(_frame(HELLO, 0, COUNT.pack(0)) + frames):
+            relay._handle(kind, channel, content)
+        assert not relay._tunnel._allowed and not relay._tunnel._used

@@ -24,9 +24,11 @@ WINDOW = 1 << 20
 PIECE = 1 << 16
 """Largest number of bytes of a frame's content."""
 MAX_KEPT = 100_000
-"""Frames that an end keeps until they are confirmed. Their bytes are limited by the windows of the channels."""
+"""Frames that an end keeps until they are confirmed."""
 CHANNELS = 256
 """Open connections to ports of one tunnel."""
+MAX_KEPT_BYTES = 64 * WINDOW
+"""Bytes that an end keeps until they are confirmed, beside two windows of each open channel."""
 STANDARD, ERRORS, CONNECTIONS = 1, 2, 16
 """The channel of a process or its terminal; that of its standard error; and the first one of connections to ports."""
 
@@ -69,6 +71,7 @@ class Tunnel:
         """Frames that were sent or wait to be sent, and are not confirmed."""
         self._first = 0
         """The number of the first of them."""
+        self._kept_bytes = 0
         self._unsent: deque[bytes] = deque()
         self._rest = bytearray()
         self._room: dict[int, int] = {}
@@ -151,8 +154,12 @@ class Tunnel:
         if kind == USED:
             if channel in self._room:
                 self._room[channel] += NUMBER.unpack(content)[0]
+                if self._room[channel] > WINDOW:
+                    raise Broken("the other end used more bytes of a channel than it got")
             return False
         if kind == DATA:
+            if not content:
+                return False  # it would take memory, but no room
             left = self._allowed.get(channel, WINDOW) - len(content)
             if left < 0:
                 raise Broken("more bytes arrive than the window of a channel allows")
@@ -163,7 +170,7 @@ class Tunnel:
         if not self._first <= got <= self._first + len(self._kept):
             raise Broken("the other end has lost a part of this tunnel")
         for _ in range(got - self._first):
-            self._kept.popleft()
+            self._kept_bytes -= len(self._kept.popleft())
         self._first = got
 
     # -- channels ------------------------------------------------------------------------------------------------
@@ -177,9 +184,10 @@ class Tunnel:
         if kind == DATA:
             self._room[channel] = self.room(channel) - len(content)
         frame = _frame(kind, channel, content)
-        if len(self._kept) >= MAX_KEPT:
+        if len(self._kept) >= MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES + 2 * WINDOW * len(self._room):
             raise Broken("the other end confirms nothing")
         self._kept.append(frame)
+        self._kept_bytes += len(frame)
         if self.greeted:
             self._unsent.append(frame)
 

@@ -314,6 +314,8 @@ class Relay:
         if kind == DATA:
             if target is None or target.ends:
                 self._tunnel.use(channel, len(content))  # its reader has ended
+                if channel != STANDARD and channel not in self._ports:
+                    self._tunnel.forget(channel)
                 return
             target.pending.append(content)
             if channel not in self._connecting:
