@@ -38,8 +38,8 @@ SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
 KillWait=2
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=2
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 Feature=blue
-NodeName=n[1-{nodes}] Port=[{first}-{last}] CPUs={cpus} RealMemory={memory} State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} RealMemory={memory} \\
+  State=UNKNOWN Feature=blue
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=ml Nodes=ALL MaxTime=INFINITE State=UP
 """
@@ -99,10 +99,11 @@ class RealSlurm:
         quiet = subprocess.DEVNULL
         self._processes.append(subprocess.Popen(command, env=self.environment, stdout=quiet, stderr=quiet))
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             env=self.environment,
+            cwd=directory,
             capture_output=True,
             text=True,
             timeout=60,

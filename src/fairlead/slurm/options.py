@@ -145,7 +145,7 @@ def _long(table: Table, longs: Mapping[str, Option], name: str) -> Option:
     if not found:
         _usage(table, f"unrecognized option '--{name}'")
     if len(found) > 1:
-        possible = " ".join(f"'--{long}'" for long in found)
+        possible = " ".join(f"'--{long}'" for long in sorted(found))
         _usage(table, f"option '--{name}' is ambiguous; possibilities: {possible}")
     return next(iter(found.values()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -194,6 +195,7 @@ def _entries(client: Client, given: Given) -> Iterator[Entry]:
     except ValueError as problem:
         fail(NAME, f"Invalid state: {problem}")
     chosen = _ids(given)
+    steps = dict(re.findall(r"([^,.]+)\.(\w+)", given.get("jobs", "")))
     since, until = _period(given)
     for row in _rows(client, given, chosen, since, until):
         if not accepts(row) or (states is not None and row.state not in states):
@@ -201,9 +203,12 @@ def _entries(client: Client, given: Given) -> Iterator[Entry]:
         indices = chosen.get(row.number)
         if indices is not None and indices.isdisjoint(each_index(row.indices)):
             continue
-        entry = Entry(**asdict(row))
-        yield entry
-        if "allocations" not in given and row.label("batch") and row.started is not None:
+        wanted = steps.get(row.id) or steps.get(row.number)
+        if wanted is None:
+            yield Entry(**asdict(row))
+        if wanted not in (None, "batch"):
+            continue  # steps of srun are not listed
+        if (wanted or "allocations" not in given) and row.label("batch") and row.started is not None:
             yield Entry(**{**asdict(row), "step": "batch", "size": 1, "nodes": row.nodes[:1]})
 
 

@@ -119,7 +119,8 @@ def _submit(client: Client, parts: list[Given], script: str, arguments: list[str
         error(NAME, f"invalid partition specified: {problem}")
         fail(NAME, "Batch job submission failed: Invalid partition name specified")
     except Wrong as problem:
-        fail(NAME, str(problem), 255 if str(problem).startswith("Invalid --") else 1)
+        usage = str(problem).startswith("Invalid --") or "valid node count" in str(problem)
+        fail(NAME, str(problem), 255 if usage else 1)
     except Problem as problem:
         if problem.code == "unreachable":
             raise

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fairlead.client import Client
 
 NAME = "scancel"
+STOPPABLE = ("PENDING", "RUNNING", "SUSPENDED")
 FILTERS = ("account", "name", "me", "partition", "qos", "state", "user", "nodelist", "wckey")
 
 
@@ -31,6 +32,10 @@ def main(words: list[str]) -> int:
     for job, _ in ids:
         if not job.isdigit():
             fail(NAME, f"Invalid job id {job}")
+    if "state" in given and LONG.get(given["state"].upper(), given["state"].upper()) not in STOPPABLE:
+        print(f"Invalid job state specified: {given['state']}", file=sys.stderr)
+        print("Valid job states are PENDING, RUNNING, and SUSPENDED", file=sys.stderr)
+        return 1
     with connect(NAME, given) as client:
         if given.keys() & {*FILTERS} or "interactive" in given or "signal" in given:
             return _cancel_some(client, given, ids)

@@ -207,7 +207,8 @@ def show_node(given: Given, names: list[str]) -> int:
         return 0
     for name in wanted:
         if name not in by_name:
-            _problem(f"Node {name} not found")
+            print(f"Node {name} not found")
+            return 1
         _print(node_lines(by_name[name], parts), given)
     return 0
 
@@ -263,7 +264,8 @@ def show_partition(given: Given, names: list[str]) -> int:
         hosts, parts = read_hosts(client), read_parts(client)
     found = [part for part in parts if not names or is_called(part.queue.path, names[0])]
     if names and not found:
-        _problem(f"Partition {names[0]} not found")
+        print(f"Partition {names[0]} not found")
+        return 1
     for part in found:
         _print(partition_lines(part, hosts), given)
     return 0
@@ -325,7 +327,7 @@ SHOWN: dict[str, Callable[[Given, list[str]], int]] = {
 # -- changes -----------------------------------------------------------------------------------------------------
 
 
-def _each_job(given: Given, words: list[str], change: Callable[[Client, str], object]) -> int:
+def _each_job(given: Given, words: list[str], change: Callable[[Client, str], object], suspends: bool = True) -> int:
     from fairlead.client.calls import Problem
 
     code = 0
@@ -338,7 +340,9 @@ def _each_job(given: Given, words: list[str], change: Callable[[Client, str], ob
                 if problem.code == "unreachable":
                     raise
                 text = "Invalid job id specified" if problem.code in ("missing", "invalid") else str(problem)
-                print(f"{text} for job {job}\nslurm_suspend error: {text}", file=sys.stderr)
+                print(f"{text} for job {job}", file=sys.stderr)
+                if suspends:
+                    print(f"slurm_suspend error: {text}", file=sys.stderr)
                 code = 1
     return code
 
@@ -352,11 +356,8 @@ def release(given: Given, words: list[str]) -> int:
 
 
 def requeue(given: Given, words: list[str]) -> int:
-    return _each_job(given, [word for word in words if "=" not in word or word.lower().startswith("jobid=")], _requeue)
-
-
-def _requeue(client: Client, job: str) -> None:
-    client.requeue(job)
+    jobs = [word for word in words if "=" not in word or word.lower().startswith("jobid=")]
+    return _each_job(given, jobs, lambda client, job: client.requeue(job), suspends=False)
 
 
 def requeuehold(given: Given, words: list[str]) -> int:

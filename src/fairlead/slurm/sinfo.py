@@ -80,7 +80,7 @@ FIELDS: tuple[Field[Line], ...] = (
     Field("F", "nodeaiot", "NODES(A/I/O/T)", Line.states),
     Field("g", "groups", "GROUPS", lambda line: "all"),
     Field("G", "gres", "GRES", lambda line: line.of_first(lambda host: host.gres) or "(null)"),
-    Field("h", "oversubscribe", "OVERSUBS", lambda line: "NO"),
+    Field("h", "oversubscribe", "OVERSUBSCRIBE", lambda line: "NO"),
     Field("H", "timestamp", "TIMESTAMP", lambda line: "Unknown"),
     Field("i", "resv", "RESV", lambda line: ""),
     Field("I", "priorityjobfactor", "PRIO_JOB_FACTOR", lambda line: "1"),
@@ -199,7 +199,8 @@ def _wanted(host: Host, given: Given) -> bool:
         return False
     if "states" in given and given["states"].lower() != "all":
         words = {word.lower() for word in listed(given["states"])}
-        names = {SHORT[host.state], host.state.lower(), host.shown, "resp" if host.answers else "no_respond"}
+        names = {"alloc", "allocated"} if host.state in ("MIXED", "ALLOCATED") else set()
+        names |= {SHORT[host.state], host.state.lower(), host.shown, "resp" if host.answers else "no_respond"}
         names |= {"drain"} if host.state.startswith("DRAIN") else set()
         return not words.isdisjoint(names)
     return True
@@ -208,18 +209,17 @@ def _wanted(host: Host, given: Given) -> bool:
 def _lines(parts: Iterable[Part], hosts: list[Host], columns: list[Column[Line]], given: Given) -> list[Line]:
     """Return lines of nodes that have equal values in all fields that do not add nodes up."""
     apart = [column.field for column in columns if column.field.name not in ADDED]
-    of_nodes = [field for field in apart if field.name not in OF_PART]
     part_shown = any(field.name in OF_PART for field in apart)
     found: list[Line] = []
     if "Node" in given:
         return [Line(part, [host]) for host in sorted(hosts, key=lambda host: _by_number(host.name)) for part in parts]
     seen: dict[tuple[str, ...], Line] = {}
     for part in parts:
-        if not hosts and part_shown and not given.keys() & {"states", "nodes", "dead", "list-reasons"}:
+        if not hosts and part_shown and "list-reasons" not in given:
             found.append(Line(part, []))
         for host in sorted(hosts, key=lambda host: _by_number(host.name)):
             line = Line(part, [host])
-            key = (part.name if part_shown else "", *(field.value(line) for field in of_nodes))
+            key = tuple(field.value(line) for field in apart)
             if key not in seen:
                 seen[key] = line
                 found.append(line)

@@ -35,7 +35,9 @@ OF_PAST = set("NBSeMLRC") | {"exit_code", "nodelist", "starttime", "endtime", "t
 
 def main(words: list[str]) -> int:
     given, rest = parse(SQUEUE, words)
-    if rest:
+    if rest and "jobs" in given:  # as the real one, which takes the ids also as words of their own
+        given["jobs"] = ",".join(filter(None, [given["jobs"], *rest]))
+    elif rest:
         fail(
             NAME,
             f"Unrecognized option: {rest[0]}\nUsage: squeue [-A account] [--clusters names] [-i seconds] [--job jobid]",
@@ -67,13 +69,23 @@ def _list(client: Client, given: Given) -> None:
         rows = _with_past(client, rows)
     if "long" in given and "noheader" not in given:
         print(time.strftime("%a %b %d %H:%M:%S %Y"))
+    if "steps" in given:
+        rows = [_batch_step(row) for row in rows if row.started is not None and row.label("batch")]
     lines = []
     if "noheader" not in given:
-        lines.append(before + "".join([column.text(column.field.heading) for column in columns]))
+        headings = [
+            "STEPID" if "steps" in given and column.field.letter == "i" else column.field.heading for column in columns
+        ]
+        lines.append(before + "".join([column.text(text) for column, text in zip(columns, headings, strict=True)]))
     values = [(column.field.value, column.text) for column in columns]
-    if "steps" not in given:
-        lines += [before + "".join([text(value(row)) for value, text in values]) for row in rows]
+    lines += [before + "".join([text(value(row)) for value, text in values]) for row in rows]
     sys.stdout.write("".join([f"{line}\n" for line in lines]))
+
+
+def _batch_step(row: Row) -> Row:
+    """Return the only step of a job that is listed: its script."""
+    row.id, row.name, row.labels = f"{row.id}.batch", "batch", {}
+    return row
 
 
 def _columns(given: Given) -> tuple[str, list[Any]]:
@@ -101,13 +113,16 @@ def _wanted(client: Client, given: Given, states: set[str] | None) -> Iterator[R
     from fairlead.wire import operations as op
 
     ids: dict[str, set[int] | None] = {}
-    if "jobs" in given:
+    if given.get("jobs"):
         try:
             for name, indices in parse_ids(given["jobs"]):
                 before = ids.get(name, set())
                 ids[name] = None if indices is None or before is None else before | indices
         except ValueError as problem:
             fail(NAME, f"Invalid job id: {problem}")
+        wrong = next((name for name in ids if not name[0].isdigit()), None)
+        if wrong is not None:
+            fail(NAME, f"Invalid job id: {wrong}")
     live = {"PENDING": "pending", "RUNNING": "running", "CONFIGURING": "running", "COMPLETING": "stopping"}
     asked: list[str] = []
     # A killed or failed job may have tasks in other states, so only live states can be left to the server.
@@ -188,6 +203,11 @@ def row_filter(given: Given, client: Client, command: str = NAME) -> Callable[[R
             hosts = set(expand_hosts(given["nodelist"]))
         except ValueError:
             fail(command, f"Invalid node name specified: {given['nodelist']}")
+        from fairlead.slurm.nodes import read_hosts
+
+        unknown = next((host for host in hosts if host not in {known.name for known in read_hosts(client)}), None)
+        if unknown is not None:
+            fail(command, f"Invalid node name {unknown}")
         tests.append(lambda row: not hosts.isdisjoint(row.nodes))
     return lambda row: all([test(row) for test in tests])
 

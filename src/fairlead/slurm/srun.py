@@ -30,7 +30,8 @@ def main(words: list[str]) -> int:
     known = from_environment(SRUN, os.environ, "SLURM", VARIABLES)
     given = Given({**{name: value for name, value in known.items() if name in FROM_VARIABLES}, **given})
     if not rest:
-        fail(NAME, "No command given to execute.")
+        print("srun: fatal: No command given to execute.", file=sys.stderr)
+        return 1
     if ":" in rest and not given.get("multi-prog"):
         fail(NAME, "steps of several parts with : are not supported; start a srun for each in the background")
     from fairlead.slurm.steps import allocation_here

@@ -188,7 +188,7 @@ SQUEUE = table(
 -A, --account=NAMES    | Only jobs of these accounts.
 -h, --noheader         | Leave out the header.
 -i, --iterate=SECONDS  | Show the list again and again.
--j, --jobs, --job=IDS  | Only these jobs: 7, 7_3, or several with commas.
+-j, --jobs, --job[=IDS] | Only these jobs: 7, 7_3, or several with commas.
 --json                 | Print JSON.
 -l, --long             | More columns.
 -L, --licenses=NAMES   | Only jobs with these licences.
