@@ -161,7 +161,7 @@ def test_json_has_what_tools_read(cluster: Cluster) -> None:
 )
 def test_mistakes_are_told_as_slurm_tells_them(cluster: Cluster, words: list[str], code: int, error: str) -> None:
     done = cluster.ask(*words)
-    assert done.returncode == code and error in done.stderr, done
+    assert done.returncode == code and error in done.stderr + done.stdout, done
 
 
 def test_another_program_is_never_replaced(cluster: Cluster, tmp_path: Path) -> None:
