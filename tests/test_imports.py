@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kubernetes": ("wire", "client.async_pool"),
     "client": ("wire",),
     "slurm": ("client", "wire"),
+    "assistants": ("client", "wire"),
     "cli": ("client", "wire"),
     "policies": ("core",),
     "testing": ("writer", "core", "views", "journal", "sim", "policies"),
@@ -62,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("http", "control", "identity", "agent", "sim", "shadow", "server", "demo", "kubernetes", "slurm"),
+    "cli": tuple("http control identity agent sim shadow server demo kubernetes slurm assistants".split()),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.

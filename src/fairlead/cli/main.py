@@ -28,6 +28,7 @@ from fairlead.cli.journal import journal
 from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.lane import lane
 from fairlead.cli.manager import manager
+from fairlead.cli.mcp import mcp
 from fairlead.cli.node import node
 from fairlead.cli.partition import partition, ready
 from fairlead.cli.pipeline import pipeline
@@ -73,6 +74,7 @@ PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
         server,
         agent,
         kubernetes,
+        mcp,
         config,
         token,
         secret,

@@ -1,0 +1,1 @@
+"""Fairlead for assistants: operations of the API as tools of the Model Context Protocol (docs/assistants.md)."""
