@@ -145,10 +145,13 @@ def test_tasks_of_a_scoped_token_get_no_token(queues: Serving) -> None:
     name = submit(client, {"stages": [{"command": ["x"], "environment": {"A": "b", "FAIRLEAD_TOKEN": "own"}}]})
     found = queues.control.find("default").partition.jobs[name].spec.stages[0].environment
     assert found == (("A", "b"), ("FAIRLEAD_TOKEN", ""))
-    again = client.post(f"/api/v1/jobs/{name}/rerun", json={"environment": {"FAIRLEAD_TOKEN": "x"}})
-    if again.status_code == 201:
-        spec = queues.control.find("default").partition.jobs[again.json()["job"]].spec
-        assert dict(spec.stages[0].environment)["FAIRLEAD_TOKEN"] == ""
+    submitted = queues.as_user("ann")
+    waits = submit(submitted, {"queue": "root.ml", "stages": [{"command": ["x"], "resources": {"cpu": 99}}]})
+    assert submitted.post(f"/api/v1/jobs/{waits}/kill").status_code == 200
+    again = client.post(f"/api/v1/jobs/{waits}/rerun", json={"environment": {"FAIRLEAD_TOKEN": "x"}})
+    assert again.status_code == 201, again.text
+    spec = queues.control.find("default").partition.jobs[again.json()["job"]].spec
+    assert dict(spec.stages[0].environment)["FAIRLEAD_TOKEN"] == ""
 
 
 def test_others_work_is_stopped_after_a_confirmation(queues: Serving) -> None:
@@ -185,6 +188,9 @@ def test_a_priority_that_stops_others_is_confirmed(queues: Serving) -> None:
     ):
         asked = eve.post(f"/api/v1/{path}", json=body, headers=ask_first)
         assert asked.json()["detail"].partition(";")[0] == f"it would stop tasks of job {his} of bob", asked.text
+    # Many jobs are not tried one by one.
+    many = eve.post("/api/v1/jobs/batch", json={"jobs": [{"queue": "root.ml", **JOB}] * 21}, headers=ask_first)
+    assert (many.status_code, many.json()["detail"].partition(",")[0]) == (409, "it would submit 21 jobs")
     waits = submit(eve, {"queue": "root.ml", **JOB})
     asked = eve.post(f"/api/v1/jobs/{waits}/priority", json={"priority": 9}, headers=ask_first)
     assert asked.json()["detail"].partition(";")[0] == f"it would stop tasks of job {his} of bob"

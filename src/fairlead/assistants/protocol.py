@@ -32,7 +32,7 @@ Context = ServerRequestContext[dict[str, Any], Any]
 
 
 def assistant_server(client_of: Callable[[str], AsyncClient]) -> Server[dict[str, Any]]:
-    """Return the protocol's server. `client_of` returns the client for a token; empty for the process's own."""
+    """Return the protocol's server. `client_of` returns the client for the token of a request."""
 
     def client(context: Context) -> AsyncClient:
         return client_of("" if context.request is None else _bearer(context.request.headers.get("authorization", "")))

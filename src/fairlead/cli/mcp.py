@@ -39,10 +39,10 @@ def mcp(options: Served) -> None:
     place = find_endpoint()
 
     def client_of(token: str) -> AsyncClient:
-        return AsyncClient(place.url, token or place.token, place.authority, options.partition, place.insecure)
+        return AsyncClient(place.url, token, place.authority, options.partition, place.insecure)
 
     if options.http is None:
-        serve_stdio(client_of)
+        serve_stdio(lambda _: client_of(place.token))
         return
     try:
         serve_http(client_of, options.http, lambda url: options.show({"url": url}, [f"assistants reach it at {url}"]))

@@ -25,6 +25,8 @@ from fairlead.wire import operations as op
 from fairlead.wire.operation import Change, Row
 
 HEADER = "fairlead-confirm"
+TRIED = 20
+"""Jobs of one request that are tried on a copy of the state."""
 SHOWN = 10
 """Jobs that are named."""
 
@@ -71,6 +73,8 @@ async def _effect(request: Request, row: Row, asked: Any) -> str:
 
 async def _of_submission(request: Request, asked: Any) -> str:
     documents = [asked.document] if isinstance(asked, op.Submit) else _named(asked.document, "jobs")
+    if isinstance(documents, list) and len(documents) > TRIED:
+        return f"it would submit {len(documents)} jobs, which are too many to find out first what they stop"
     effects = []
     for document in documents if isinstance(documents, list) else ():
         try:
