@@ -17,8 +17,8 @@ from fairlead.control.partition import PartitionService
 from fairlead.control.quotas import Quotas
 from fairlead.core.commands import Accepted, Command
 from fairlead.core.errors import Refused
-from fairlead.core.intake.lookup import is_owner
-from fairlead.core.model import Job
+from fairlead.core.intake.lookup import is_administrator, is_owner
+from fairlead.core.model import Job, Queue
 from fairlead.engines.engine import Connection
 from fairlead.history.outputs import OutputStore
 from fairlead.history.store import History
@@ -170,6 +170,10 @@ class Request:
     def sees(self, job: Job) -> bool:
         """True if the caller may see and change a job: its owner, administrators of its queue, and operators."""
         return is_owner(self._as_command, job)
+
+    def sees_use(self, queue: Queue, user: str) -> bool:
+        """True if the caller may see what a user uses of a queue: the user, its administrators, and operators."""
+        return user == self._as_command.user or is_administrator(self._as_command, queue)
 
     def leader(self, asked: InPartition) -> PartitionService:
         """Return the partition of an operation. Raise `Unserved` if another server leads it."""

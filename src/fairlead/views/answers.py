@@ -25,6 +25,8 @@ from fairlead.wire import api as wire
 
 SeesJob = Callable[[Job], bool]
 """True if the caller may see a job."""
+SeesUse = Callable[[Queue, str], bool]
+"""True if the caller may see what a user uses of a queue."""
 NAMED = 20
 """The greatest number of entries in lists that could be very long."""
 
@@ -265,13 +267,19 @@ def _jobs_below(queue: Queue) -> int:
     return queue.jobs + sum(_jobs_below(child) for child in queue.children.values())
 
 
-def all_queues(partition: Partition, now: Micros) -> wire.Queues:
+def no_use(queue: Queue, user: str) -> bool:
+    """Show the use of no user, in answers that many callers share."""
+    return False
+
+
+def all_queues(partition: Partition, now: Micros, sees_use: SeesUse = no_use) -> wire.Queues:
     """Return all queues by path."""
     paths = sorted(partition.queues)
-    return wire.Queues(queues=[queue_answer(partition, partition.queues[path], now) for path in paths])
+    return wire.Queues(queues=[queue_answer(partition, partition.queues[path], now, sees_use) for path in paths])
 
 
-def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
+def queue_answer(partition: Partition, queue: Queue, now: Micros, sees_use: SeesUse = no_use) -> wire.Queue:
+    """Return a queue, with the use of those users that the caller may see."""
     settings = queue.settings
     figures = figures_of(partition, queue, now)
     return wire.Queue(
@@ -293,6 +301,7 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
         users=[
             wire.QueueUser(user=user, use_percent=100 * use, past_percent=100 * past)
             for user, use, past in users_view(partition, queue, now)
+            if sees_use(queue, user)
         ],
     )
 

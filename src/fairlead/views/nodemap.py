@@ -127,15 +127,14 @@ def _tasks_answer(node: str, group: list[Allocation], sees: SeesJob, now: Micros
 
 
 def map_queues(partition: Partition, now: Micros, paths: Iterable[str] | None = None) -> dict[str, wire.Queue]:
-    """Return queues by path. Percentages are rounded to tenths, so that no change is sent that cannot be seen."""
+    """Return queues by path, without the use of users.
+
+    Percentages are rounded to tenths, so that no change is sent that cannot be seen.
+    """
     queues = {path: partition.queues[path] for path in (sorted(partition.queues) if paths is None else paths)}
     return {path: _rounded(queue_answer(partition, queue, now)) for path, queue in queues.items()}
 
 
 def _rounded(queue: wire.Queue) -> wire.Queue:
     fields = ("entitlement_percent", "use_percent", "loan_percent", "past_percent")
-    users = [
-        msgspec.structs.replace(user, use_percent=round(user.use_percent, 1), past_percent=round(user.past_percent, 1))
-        for user in queue.users
-    ]
-    return msgspec.structs.replace(queue, users=users, **{field: round(getattr(queue, field), 1) for field in fields})
+    return msgspec.structs.replace(queue, **{field: round(getattr(queue, field), 1) for field in fields})

@@ -109,9 +109,12 @@ def need_priority(command: Command, queue: Queue, priority: int) -> None:
 
 def is_owner(command: Command, job: Job) -> bool:
     """True if the caller is an operator, the owner of the job, or an administrator of its queue or of an ancestor."""
-    if command.operator or command.user == job.user:
-        return True
-    return any(_listed(command, level.settings.admin) for level in job.queue.line())
+    return command.user == job.user or is_administrator(command, job.queue)
+
+
+def is_administrator(command: Command, queue: Queue) -> bool:
+    """True if the caller is an operator, or an administrator of the queue or of an ancestor."""
+    return command.operator or any(_listed(command, level.settings.admin) for level in queue.line())
 
 
 def right_over(command: Command, job: Job) -> int:

@@ -19,7 +19,7 @@ from fairlead.wire import operations as op
 @serves(op.Queues)
 async def queues(request: Request, asked: op.Queues) -> wire.Queues:
     served = await request.reader(asked)
-    return await served.read(lambda state: all_queues(state, served.now))
+    return await served.read(lambda state: all_queues(state, served.now, request.sees_use))
 
 
 @serves(op.Queue)
@@ -31,7 +31,7 @@ async def queue(request: Request, asked: op.Queue) -> wire.Queue:
             raise Refused(
                 "queue", f"there is no queue {shown(asked.queue)}; `fairlead queue list` shows them", "missing"
             )
-        return queue_answer(state, state.queues[asked.queue], served.now)
+        return queue_answer(state, state.queues[asked.queue], served.now, request.sees_use)
 
     return await served.read(look)
 
