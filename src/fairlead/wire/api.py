@@ -928,7 +928,7 @@ class Queue(Answer, frozen=True, kw_only=True):
     past_percent: float = 0.0
     """Average of past use; 0 unless `share_memory` is set."""
     users: list[QueueUser] = []
-    """With order `fair`: users with present or past use, in the order of their turns. Users see only themselves here."""
+    """With order `fair`: users with present or past use, in the order of turns. Users see only themselves here."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):
