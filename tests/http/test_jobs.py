@@ -134,7 +134,7 @@ def test_a_parameter_that_a_request_does_not_have_is_refused(site: Serving) -> N
         (
             "jobs?job_id=7",
             "job_id",
-            "it has cursor, label, limit, min_revision, name, partition, queue, ",
+            "it has cursor, id, label, limit, min_revision, name, partition, queue, ",
         ),
         ("history?stat=failed", "stat", "did you mean state?"),
         ("whoami?verbose=1", "verbose", "leave it out"),
