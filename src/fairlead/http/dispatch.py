@@ -6,6 +6,7 @@ answers and errors into responses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -156,6 +157,9 @@ def _wrong(parameter: Parameter, text: str | list[str]) -> str:
         return f"{shown(text)} is not one of {', '.join(parameter.choices)}; write one of them"
     if form["type"] == "boolean":
         return f"{shown(text)} is neither true nor false; write one of them"
+    if form["type"] == "array" and len(text) <= form["maxItems"]:
+        wrong = next(each for each in text if not re.search(form["items"]["pattern"], each))
+        return f"{shown(wrong)} is not accepted; it has to be of the form {form['items']['pattern']}"
     if form["type"] == "array":
         return f"{len(text)} values are not accepted; give {form.get('minItems', 0)} to {form['maxItems']}"
     if form["type"] == "string":

@@ -13,7 +13,7 @@ from fairlead.slurm.fields import tres_of
 from fairlead.slurm.listing import Named, choose, help_lines, lines_of
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
 from fairlead.slurm.rows import Row, each_index, parse_ids, parse_states, past_rows, rows_of
-from fairlead.slurm.server import connect, uid_of
+from fairlead.slurm.server import connect, pages_of, uid_of
 from fairlead.slurm.squeue import row_filter
 from fairlead.slurm.tables import SACCT
 from fairlead.slurm.values import format_duration, format_time, parse_time
@@ -258,8 +258,8 @@ def _rows(
 def _live(client: Client, chosen: dict[str, set[int] | None]) -> Iterator[wire.Job]:
     from fairlead.wire import operations as op
 
-    wanted = op.Jobs(tasks=True, state=["pending", "running", "stopping"], id=list(chosen)[:1000], limit=1000)
-    for page in client.pages(wanted):
+    wanted = op.Jobs(tasks=True, state=["pending", "running", "stopping"], limit=1000)
+    for page in pages_of(client, wanted, list(chosen)):
         yield from page.jobs
 
 
@@ -271,17 +271,14 @@ def _past(
 
     names = given.get("name", "").split(",") if "name" in given else [""]
     name = fairlead_name(names[0]) if len(names) == 1 and names[0] else ""
-    ids = list(chosen)
-    for at in range(0, max(1, len(ids)), 500):
-        wanted = op.History(
-            id=ids[at : at + 500],
-            attempts=True,
-            name=name if not set(name) & set("[]*?") else "",
-            since="" if since is None else f"{since:f}",
-            limit=1000,
-        )
-        for page in client.pages(wanted):
-            yield from page.jobs
+    wanted = op.History(
+        attempts=True,
+        name=name if not set(name) & set("[]*?") else "",
+        since="" if since is None else f"{since:f}",
+        limit=1000,
+    )
+    for page in pages_of(client, wanted, list(chosen)):
+        yield from page.jobs
 
 
 def _with_ended_tasks(client: Client, job: wire.Job) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fairlead.slurm.options import Given, error, fail, parse
 from fairlead.slurm.queues import is_below
 from fairlead.slurm.rows import LONG, Row, each_index, parse_ids, rows_of
-from fairlead.slurm.server import caller, connect
+from fairlead.slurm.server import caller, connect, pages_of
 from fairlead.slurm.tables import SCANCEL
 from fairlead.wire.hostlist import expand_hosts
 
@@ -97,8 +97,8 @@ def _wanted(client: Client, given: Given, ids: list[tuple[str, set[int] | None]]
         "wckey": lambda row, text: row.label("wckey") == text,
     }
     chosen = {job: indices for job, indices in ids}
-    operation = op.Jobs(tasks=True, state=["pending", "running"], id=list(chosen)[:1000], limit=1000)
-    for page in client.pages(operation):
+    operation = op.Jobs(tasks=True, state=["pending", "running"], limit=1000)
+    for page in pages_of(client, operation, list(chosen)):
         for job in page.jobs:
             for row in rows_of(job):
                 indices = chosen.get(job.id)

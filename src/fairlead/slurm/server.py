@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead.slurm.options import Given, fail
 
 if TYPE_CHECKING:
     from fairlead.client import Client
+    from fairlead.wire import operations as op
 
+MOST_IDS = 200
+"""The number of ids that one request may name."""
 ANY_CLUSTER = ("", "all", "fairlead", "none")
 """Names of clusters that mean the default partition of the server."""
 
@@ -35,6 +38,15 @@ def connect(command: str, given: Given) -> Iterator[Client]:
         if problem.code == "unreachable":
             fail(command, f"Unable to contact slurm controller (connect failure): {problem}")
         fail(command, str(problem))
+
+
+def pages_of(client: Client, wanted: op.Jobs | op.History, ids: Sequence[str]) -> Iterator[Any]:
+    """Yield pages of the jobs with these ids, in as many requests as they need; of all jobs without ids."""
+    from msgspec.structs import replace
+
+    for at in range(0, max(1, len(ids)), MOST_IDS):
+        part: Any = replace(wanted, id=list(ids[at : at + MOST_IDS]))
+        yield from client.pages(part)
 
 
 def caller(client: Client) -> str:

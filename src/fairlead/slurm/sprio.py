@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairlead.slurm.fields import Field, read_format
 from fairlead.slurm.options import parse
 from fairlead.slurm.rows import Row, rows_of
-from fairlead.slurm.server import connect
+from fairlead.slurm.server import connect, pages_of
 from fairlead.slurm.squeue import row_filter
 from fairlead.slurm.tables import SPRIO
 from fairlead.slurm.values import listed
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         accepts = row_filter(given, client, NAME)
         from fairlead.wire import operations as op
 
-        for page in client.pages(op.Jobs(state=["pending"], tasks=True, id=ids, limit=1000)):
+        for page in pages_of(client, op.Jobs(state=["pending"], tasks=True, limit=1000), ids):
             for row in (row for job in page.jobs for row in rows_of(job)):
                 if accepts(row) and row.state == "PENDING":
                     print(before + "".join([column.text(column.field.value(row)) for column in columns]))

@@ -12,7 +12,7 @@ from fairlead.slurm.fields import FIELDS, NoSuchField, read_format, read_names
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
 from fairlead.slurm.queues import is_below
 from fairlead.slurm.rows import LIVE, STATES, Row, fold_indices, parse_ids, parse_states, past_rows, rows_of
-from fairlead.slurm.server import caller, connect
+from fairlead.slurm.server import caller, connect, pages_of
 from fairlead.slurm.tables import SQUEUE
 from fairlead.slurm.values import listed
 from fairlead.wire.hostlist import expand_hosts
@@ -133,13 +133,12 @@ def _wanted(client: Client, given: Given, states: set[str] | None) -> Iterator[R
     operation = op.Jobs(
         tasks=True,
         state=asked,
-        id=list(ids)[:1000],
         user=users[0] if len(users) == 1 and not users[0].isdigit() else "",
         limit=1000,
     )
     each = "array" in given or "array-unique" in given
     found = False
-    for page in client.pages(operation):
+    for page in pages_of(client, operation, list(ids)):
         for job in page.jobs:
             found = True
             for row in rows_of(job, each):
@@ -270,11 +269,10 @@ def _with_past(client: Client, rows: list[Row]) -> list[Row]:
     """Return the rows, with nodes and times of ended ones from the history."""
     from fairlead.wire import operations as op
 
-    jobs = list(dict.fromkeys(row.number for row in rows if row.over))
+    jobs = list(dict.fromkeys(str(row.number) for row in rows if row.over))
     past: dict[str, Row] = {}
-    for at in range(0, len(jobs), 500):
-        for page in client.pages(op.History(id=jobs[at : at + 500], attempts=True, limit=500)):
-            past.update({row.id: row for job in page.jobs for row in past_rows(job)})
+    for page in pages_of(client, op.History(attempts=True, limit=500), jobs) if jobs else ():
+        past.update({row.id: row for job in page.jobs for row in past_rows(job)})
     for row in rows:
         old = past.get(row.id)
         if row.over and old is not None:

@@ -38,7 +38,8 @@ from fairlead.wire.operation import (
 
 # -- jobs --------------------------------------------------------------------------------------------------------
 
-JobIds = Annotated[list[str], Meta(max_length=1_000, description="Only jobs with these ids.")]
+JobId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@+-]{1,63}$")]
+JobIds = Annotated[list[JobId], Meta(max_length=200, description="Only jobs with these ids.")]
 WithTasks = Annotated[bool, Meta(description="Also list the tasks of each stage, in groups of the same state.")]
 
 
