@@ -18,7 +18,7 @@ import pytest
 from fairlead import policies
 from fairlead.core.effects import ForPool
 from fairlead.core.policy.fit import HOLD_SCORES, fit
-from fairlead.core.policy.order import ORDERS, by_fewest_running
+from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS, bestfit
 from fairlead.core.policy.victim_sets import VICTIMS, newest
 from fairlead.core.why.reasons import Reason
@@ -352,7 +352,7 @@ def test_an_order_is_obeyed() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_policies_under_other_names_decide_the_same(own_policies: None, seed: int) -> None:
-    policies.order("even", by_running=True, longest_first=True)(by_fewest_running)
+    policies.order("even", by_running=True, by_min=True, longest_first=True, by_user=True)(ORDERS["fair"].key)
     policies.order("lowest", by_min=True)(ORDERS["priority"].key)
     policies.placement("tight")(bestfit)
     policies.hold_score("fitting")(fit)

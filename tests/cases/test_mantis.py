@@ -240,10 +240,10 @@ MIXED = "room 3 | a 1:P:2 | b 1:P:1 | full | new 1:P:1 ^1 | +1 | later 1:P:1 ^2 
 ORDERS: list[tuple[str, dict[str, Any], str]] = [
     ("priority", {}, "a/1:1 later/1:1 new/1:1 b/1:1"),
     ("fifo", {"order": "fifo"}, "a/1:1 b/1:1 new/1:1 later/1:1"),
-    ("fair", {"order": "fair"}, "a/1:1 b/1:1 new/1:1 later/1:1"),
+    ("fair, of one user", {"order": "fair"}, "a/1:1 later/1:1 new/1:1 b/1:1"),
     ("priority, scale among new", {"scale_first": False}, "a/1:1 later/1:1 new/1:1 b/1:1"),
     ("fifo, scale among new", {"order": "fifo", "scale_first": False}, "a/1:1 new/1:1 later/1:1 b/1:1"),
-    ("fair, scale among new", {"order": "fair", "scale_first": False}, "a/1:1 new/1:1 later/1:1 b/1:1"),
+    ("fair, scale among new", {"order": "fair", "scale_first": False}, "a/1:1 later/1:1 new/1:1 b/1:1"),
 ]
 
 

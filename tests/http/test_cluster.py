@@ -146,11 +146,12 @@ def test_lanes_before_readiness(tmp_path: Path) -> None:
 def test_configuration(site: Serving) -> None:
     site.node("n1")
     before = get(site, "config")
-    assert before["partitions"]["default"]["queues"]["root"] == {"default": {"share": 100}}
+    assert before["partitions"]["default"]["queues"]["root"] == {"default": {"share": 100, "order": "fair"}}
     wanted = {"partitions": {"default": {"chain": "1s", "queues": {"root": {"default": {}, "ml": {"share": 60}}}}}}
     would = site.as_owner.post("/api/v1/config/validate", json=wanted).json()
     assert would["differences"] == [
         {"key": "default.queues.root.default.share", "before": 100, "after": None, "what": "setting"},
+        {"key": "default.queues.root.default.order", "before": "fair", "after": None, "what": "setting"},
         {"key": "default.queues.root.ml", "before": None, "after": {"share": 60}, "what": "queue"},
         {"key": "default.chain", "before": None, "after": "1s", "what": "setting"},
     ]

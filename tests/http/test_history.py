@@ -64,7 +64,15 @@ def test_over_http(site: Serving) -> None:
     site.history.put_used([Used("default", 1, "main", 0, 1, 0, 1_000_000, 250_000, 2**20)])
     site.history.flush()
     used = ann.get(f"/api/v1/jobs/{names[0]}/attempts").json()["used"]
-    assert used == {"main": {"attempts": 1, "cpu_seconds": 0.25, "most_memory": 2**20}}
+    use = {
+        "attempts": 1,
+        "cpu_seconds": 0.25,
+        "most_memory": 2**20,
+        "ran_seconds": 1.0,
+        "asked": {"cpu": 1.0},
+        "hint": "",
+    }
+    assert used == {"main": use}
 
 
 def test_a_task_that_was_over_before_it_was_told_to_run(site: Serving) -> None:

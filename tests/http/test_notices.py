@@ -159,7 +159,9 @@ def test_receivers_of_one_user_that_do_not_answer_keep_no_other_user_waiting(tmp
 
 def test_the_end_of_a_job_is_told_also_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:
     mail = tmp_path / "sendmail"
-    mail.write_text(f'#!/bin/sh\ncat > {tmp_path}/mail\necho "$@" > {tmp_path}/arguments\n')
+    mail.write_text(
+        f'#!/bin/sh\ncat > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/mail\necho "$@" > {tmp_path}/arguments\n'
+    )
     mail.chmod(0o755)
     options = ("--name", "box", "--resource", "cpu=4", "--notify-allow", "127.0.0.1/32", "--sendmail", str(mail))
     up = Up(tmp_path / "data", *options)

@@ -110,7 +110,7 @@ def submit_with_results(up: Up, folder: Path, waits_for: Path | None = None) -> 
 def check_output(up: Up, folder: Path, job: str) -> None:
     """All output of `submit_with_results` is there, and nothing is left of its machines."""
     assert list((up.folder / "pools" / "default" / "work").iterdir()) == []
-    assert [up.run("logs", job, "-i", str(index)) for index in range(3)] == ["0\n", "1\n", "2\n"]
+    assert [up.run("logs", job, "-i", str(at), "--stdout") for at in range(3)] == ["0\n", "1\n", "2\n"]
     assert up.run("logs", job, "--stderr", "--tail", "3", "--follow") == "ps\n"
     up.run("results", job, "-o", str(folder))
     assert [(folder / f"main.{at}" / f"r-{at}.txt").read_text() for at in range(3)] == ["0\n", "1\n", "2\n"]

@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +46,7 @@ class AsyncClient(Caller, AsyncMethods):
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         super().__init__(url, token, authority, partition, insecure)
+        self._given = (url, token, authority, partition, insecure)
         hosts, trust = calls.addresses_of(self._endpoint), calls.tls_context(self._endpoint)
         self._hosts = [
             Http(Address(each.host, each.port, each.path, trust if each.secure else None, self._token), 100)
@@ -190,6 +193,26 @@ class AsyncClient(Caller, AsyncMethods):
                     raise
             failures += 1
             await asyncio.sleep(pause(failures))
+
+    # Tunnels are read in a thread, by a client of their own.
+
+    @described_as(Client.attach)
+    async def attach(
+        self, job: str, command: list[str], stage: str = "", index: int = 0, input: bytes = b""
+    ) -> CompletedProcess[bytes]:
+        with Client(*self._given) as client:
+            return await asyncio.to_thread(client.attach, job, command, stage, index, input)
+
+    @described_as(Client.forward)
+    @asynccontextmanager
+    async def forward(self, job: str, port: int, stage: str = "", index: int = 0, local: int = 0) -> AsyncIterator[int]:
+        with Client(*self._given) as client:
+            tunnel = client.forward(job, port, stage, index, local)
+            number = await asyncio.to_thread(tunnel.__enter__)
+            try:
+                yield number
+            finally:
+                await asyncio.to_thread(tunnel.__exit__, None, None, None)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
