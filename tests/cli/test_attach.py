@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -187,7 +188,7 @@ def test_much_goes_through_a_pipe(up: Up, tmp_path: Path) -> None:
         subprocess.run([PROGRAM, "run", "cat"], env=up.environment, stdin=file, stdout=out, check=True, timeout=SECONDS)
     assert hashlib.sha256((tmp_path / "out").read_bytes()).digest() == hashlib.sha256(data).digest()
     head = subprocess.run(
-        f"{PROGRAM} run cat < {tmp_path}/in | head -c 10 | wc -c",
+        f"{shlex.quote(PROGRAM)} run cat < {tmp_path}/in | head -c 10 | wc -c",
         shell=True,
         env=up.environment,
         capture_output=True,

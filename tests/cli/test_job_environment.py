@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,11 @@ def test_tasks_get_the_variables(up: Up, tmp_path: Path) -> None:
 
 def test_jobs_submit_jobs_as_long_as_they_run(up: Up) -> None:
     job = up.run(
-        "submit", "--", "sh", "-c", f"{PROGRAM} submit --name child -- true && echo $FAIRLEAD_TOKEN; sleep 600"
+        "submit",
+        "--",
+        "sh",
+        "-c",
+        f"{shlex.quote(PROGRAM)} submit --name child -- true && echo $FAIRLEAD_TOKEN; sleep 600",
     )
     job = job.strip()
     with fairlead.Client(up.url, up.token) as client:

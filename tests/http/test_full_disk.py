@@ -170,6 +170,7 @@ def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:
                 assert time.monotonic() < deadline
                 fill(disk / "filler")
             refused = 0
+            problems: set[str] = set()  # while the server recovers, another one may stand there for a moment
             began = time.monotonic()
             while time.monotonic() < began + 2:
                 # While a submission is refused, the server does not call itself ready.
@@ -177,11 +178,12 @@ def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:
                 health = server.client.get("/readyz")
                 assert (health.status_code, health.json()["ready"]) == (503, False)
                 assert health.json()["problem"] and str(disk) not in health.text
+                problems.add(health.json()["problem"])
                 assert server.client.get("/healthz").status_code == 200
                 assert server.client.put("/api/v1/secrets/s", json={"value": "x" * 60_000}).status_code == 503
                 assert server.process.poll() is None
                 time.sleep(0.1)
-            assert refused and "disk is full" in health.json()["problem"]
+            assert refused and any("disk is full" in problem for problem in problems), problems
             (disk / "filler").unlink()
             until(lambda: server.client.get("/readyz").status_code == 200)
             assert submit() == 201
