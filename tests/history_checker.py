@@ -63,9 +63,6 @@ class History(NamedTuple):
     followed: dict[str, list[int]]
     """Agent → the epochs of the leaders that it followed, one for each of its connections, in their order."""
     stored: list[Stored]
-    restored: tuple[int, ...] = ()
-    """When the servers were set back, by the clock of the runs. An attempt that was sent and not acknowledged in the
-    backup may run again afterwards."""
 
 
 def check(history: History) -> list[str]:
@@ -98,13 +95,9 @@ def _requests(history: History) -> list[str]:
 
 def _runs(history: History) -> list[str]:
     wrong: list[str] = []
-    starts: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for run in history.runs:
-        starts[run[:3]].append(run.start)
-    for key, times in starts.items():
-        for first, second in pairwise(sorted(times)):
-            if not any(first < restored < second for restored in history.restored):
-                wrong.append(f"attempt {key} was started {len(times)} times")
+    for key, times in Counter(run[:3] for run in history.runs).items():
+        if times > 1:
+            wrong.append(f"attempt {key} was started {times} times")
     of_task: dict[tuple[str, int], list[Run]] = defaultdict(list)
     for run in history.runs:
         of_task[run.job, run.index].append(run)
@@ -149,8 +142,6 @@ def _gangs(history: History) -> list[str]:
             attempts[run.job, run.attempt].append(run)
     wrong: list[str] = []
     for (job, attempt), runs in attempts.items():
-        if len({run.index for run in runs}) < len(runs) and history.restored:
-            continue  # it ran again after a restore
         ends = [run.end for run in runs if run.end > run.start]
         whole = {run.index for run in runs} == {0, 1}
         if ends and not (whole and max(run.start for run in runs) < min(ends)):

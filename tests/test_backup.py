@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
+import fairlead
 from fairlead.cli.main import app
 from fairlead.core.changes import SKIPPED
 from fairlead.core.dump import dump
@@ -402,6 +403,64 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
         time.sleep(12)  # longer than the lease: the agent follows this server, and its tasks go on
         assert is_alive(kept) and is_alive(lost)
     finally:
+        server.kill()
+        agent.stop()
+
+
+def test_attempts_that_ended_after_a_backup_count_no_time_and_run_under_another_number(tmp_path: Path) -> None:
+    key = ("--secrets-key", tmp_path / "key")
+    (tmp_path / "config.yaml").write_text("partitions: {default: {ready_after: 5s}}\n")
+    server = Server(tmp_path, "server", "", "--config", str(tmp_path / "config.yaml")).start()
+    until(server.leads)
+    agent = Agent(tmp_path, "n0", server.url, server.token)
+
+    def ran(name: str) -> list[str]:
+        """Return the attempts of a job that ran."""
+        file = tmp_path / name
+        return file.read_text().split() if file.exists() else []
+
+    def submit(client: fairlead.Client, name: str, seconds: float = 0, **options: str) -> None:
+        script = f"echo $FAIRLEAD_ATTEMPT >> {tmp_path / name}; sleep {seconds}"
+        client.submit(["sh", "-c", script], name=name, resources={"cpu": "100m"}, **options)
+
+    def ended() -> bool:
+        with server.client() as client:
+            return not list(client.jobs(state=["pending", "running"]))
+
+    try:
+        with server.client() as client:
+            until(lambda: [node.state for node in client.nodes()] == ["up"])
+            submitted = time.monotonic()
+            submit(client, "runs", 1)
+            until(lambda: ran("runs") and client.job("1").stages[0].running)
+            agent.process.send_signal(signal.SIGSTOP)
+            submit(client, "launched")
+            submit(client, "once", on_loss="fail")
+            until(lambda: client.job("3").stages[0].assigned)
+        run("backup", tmp_path / "server", tmp_path / "backup", *key)
+        backed_up = time.monotonic()
+        agent.process.send_signal(signal.SIGCONT)
+        until(ended)
+        server.kill()
+        run("restore", tmp_path / "backup", tmp_path / "server", "--replace", *key)
+        server.start()
+        until(server.leads)
+        until(ended, 60)
+        with server.client() as client:
+            assert {job.name: job.state for job in client.jobs()} == {
+                "runs": "succeeded",
+                "launched": "succeeded",
+                "once": "failed",
+            }
+        assert len(ran("runs")) == len(set(ran("runs"))) == 2
+        assert len(ran("launched")) == len(set(ran("launched"))) == 2
+        assert len(ran("once")) == 1
+        server.kill()
+        with closing(sqlite3.connect(tmp_path / "server" / "history")) as history:
+            asked = "SELECT min(ran, ended - started) FROM attempts WHERE job = '1' AND outcome = 'lost'"
+            assert 0 < history.execute(asked).fetchone()[0] / 1e6 <= backed_up - submitted
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
         server.kill()
         agent.stop()
 

@@ -187,8 +187,6 @@ class Fleet:
         self.submitted_at: dict[str, float] = {}
         self.outages: list[tuple[float, float]] = []
         """Times in which all servers were stopped, and set back to a backup."""
-        self.set_back: list[int] = []
-        """When servers that were set back start again, by the clock of the runs."""
         self.faults: Counter[str] = Counter()
         self.story: list[tuple[float, float, str]] = []
         """Begin and end of each fault, and its kind."""
@@ -373,7 +371,6 @@ class Fleet:
             server.kill(signal.SIGTERM)
         fairlead_program("", "", "restore", str(backup), url, "--replace", "--secrets-key", str(key))
         self.forgive(began, time.monotonic())
-        self.set_back.append(time.monotonic_ns())
         for server in self.servers:
             server.start()
         self.leader()
@@ -448,7 +445,7 @@ class Fleet:
         }
         ids = {job.job for job in jobs}
         until(lambda: ids <= {id for (id,) in self.ask("SELECT id FROM fairlead.jobs")}, 60)
-        return History(self.asked, jobs, self.runs(), self.epochs, followed, self.stored(), tuple(self.set_back))
+        return History(self.asked, jobs, self.runs(), self.epochs, followed, self.stored())
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.postgres.primary.url(self.name)) as db:
@@ -543,7 +540,6 @@ def users_of(folder: Path) -> Iterator[tuple[Path, People | None]]:
         yield found.folder, found
 
 
-@pytest.mark.long  # a history with a restore was judged to count seconds of attempts twice in one of several runs
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
     kinds = 12 + (extracted(tmp_path / "before") is not None) + (os.geteuid() == 0)
     fleet = history(tmp_path, seed=2, faults=kinds, agents=2)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import threading
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.agent.spawner.relay import Relay
+from fairlead.agent.spawner import relay as relay_module
+from fairlead.agent.spawner.relay import MOST, Input, Relay
 from fairlead.wire.tunnels import (
+    CONNECTIONS,
     COUNT,
     DATA,
     END,
@@ -24,6 +30,7 @@ from fairlead.wire.tunnels import (
     Tunnel,
     _frame,
 )
+from tests.until import until
 
 
 class Link:
@@ -185,3 +192,49 @@ def test_data_of_channels_that_are_not_open_takes_no_memory_of_a_relay() -> None
         for kind, channel, content in relay._tunnel.receive(_frame(HELLO, 0, COUNT.pack(0)) + frames):
             relay._handle(kind, channel, content)
         assert not relay._tunnel._allowed and not relay._tunnel._used
+
+
+def test_readers_that_take_nothing_slow_a_tunnel_down_before_it_takes_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The 100 channels of a tunnel may have 100 MiB on their way; its relay holds a few MiB of them, and goes on."""
+    monkeypatch.setattr(relay_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # the relay runs in a thread
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    relay, client, pipes = Relay(theirs, 0, False, None), Tunnel(), [os.pipe() for _ in range(100)]
+    for channel, (_, end) in enumerate(pipes, CONNECTIONS):
+        os.set_blocking(end, False)
+        relay._inputs[channel] = Input(end)
+    relay._connect(its, b"client")
+    client.connect()
+    list(client.receive(_frame(HELLO, 0, COUNT.pack(0))))
+    for channel in range(CONNECTIONS, CONNECTIONS + 100):
+        while room := client.room(channel):
+            client.send(DATA, channel, bytes(min(PIECE, room)))
+    sending = threading.Thread(target=lambda: [link.sendall(client.take()) for _ in iter(lambda: client.unsent, False)])
+    running = threading.Thread(target=relay.run, daemon=True)
+
+    def held() -> int:
+        return sum(len(target.pending) for target in relay._inputs.values())
+
+    with control, link:
+        running.start()
+        sending.start()
+        until(lambda: held() >= MOST)
+        time.sleep(0.5)
+        assert sending.is_alive() and held() < 2 * MOST
+        readers = [threading.Thread(target=_read_all, args=(end, WINDOW)) for end, _ in pipes]
+        for reader in readers:
+            reader.start()
+        for reader in (*readers, sending):
+            reader.join(60)
+            assert not reader.is_alive()
+        link.shutdown(socket.SHUT_RDWR)
+        running.join(60)
+        assert not running.is_alive()
+
+
+def _read_all(fd: int, size: int) -> None:
+    while size:
+        size -= len(os.read(fd, size))

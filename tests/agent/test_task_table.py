@@ -55,19 +55,6 @@ def test_a_launch_is_taken_once() -> None:
     assert launched(table) == [(3, 1)]
 
 
-def test_an_end_that_a_restored_server_does_not_know_is_reported_again() -> None:
-    """The spawner ignored the launch, as of a task that it still had, and the gang waited for it without end."""
-    table = TaskTable(AROUND, 1)
-    table.handle(launch(0, 1))
-    table.record([key(0)], [(key(0), OK)])
-    number, _ = table.reporting.batch()
-    table.confirmed(number)
-    sent(table)
-    table.handle(launch(0, 1))
-    assert launched(table) == []
-    assert reported(table) == {"succeeded": (0, 1)}
-
-
 def test_ends_are_reported_until_they_are_confirmed() -> None:
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 2))

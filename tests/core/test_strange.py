@@ -1,14 +1,19 @@
 """Nodes that run what the journal never decided, as after a restore: it is reported, and nothing is stopped."""
 
+from collections.abc import Mapping
 from random import Random
 
 import pytest
 
-from fairlead.core.changes import SKIPPED
+from fairlead.core import cycle, ranges
+from fairlead.core.changes import SKIPPED, TaskNews
 from fairlead.core.commands import Answer, BeginEra, Rejected, Report
-from fairlead.core.effects import ForNode, Stop
+from fairlead.core.cycle import Cycle
+from fairlead.core.effects import ForNode, Stop, outstanding_effects
+from fairlead.core.resources import SECOND
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
+from fairlead.writer.writer import Observer
 from tests import planted
 from tests.chaos.checkers import AttemptChecker, CheckFailed
 from tests.chaos.tasks import Live, Task, indices
@@ -152,6 +157,55 @@ def test_attempts_of_known_jobs_go_on_above_all_that_were_lost() -> None:
     for index in again:  # a lost record gave the next attempt, or one that other tasks already had
         assert alarmed(reported(w, job, "n2", before[index] + 1, 1, index)) and not stops(w)
         assert not alarmed(reported(w, job, "n2", before[index], 1, index)) and stops(w)  # given up, and known
+
+
+class Ends(Observer):
+    """Collects the run times of attempts that ended."""
+
+    def __init__(self) -> None:
+        self.ran: dict[tuple[str, int], int] = {}
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        for news in decided.plan.news():
+            if isinstance(news, TaskNews) and news.what == "ended":
+                self.ran |= {(news.stage.job.id, index): news.ran for index in ranges.indices(news.indices)}
+
+
+def test_live_attempts_are_known_until_the_last_record_until_their_node_reports_them() -> None:
+    ends = Ends()
+    w = World(observers=[ends])
+    w.node("n", cpu=8)
+    w.hold_acks("n")
+    ran, sent = submit(w, count=3), submit(w)
+    w.cycle()
+    w._send("default", Report(node="n", job=ran, stage="s", indices=(0, 3), attempt=1, state="running"))
+    w.cycle()
+    w.advance(10)
+    began = BeginEra(era=1, reached=w.now, operator=True)
+    before = w.dump()
+    cycle.run(w.partition(), [began], w.now + SECOND).plan.abandon()
+    assert w.dump() == before
+    w._send("default", began)
+    w.cycle()
+    w.restart()
+    assert not outstanding_effects(w.partition()), "a launch that may have been sent before is not sent again"
+    w.advance(2)
+    w.report(ran, "s", 0, 1, "running", ran=12)
+    w.cycle()
+    live = w.partition().jobs[ran].stages[0].live or {}
+    assert [live[index].known_until for index in range(3)] == [0, began.reached, began.reached]
+    assert len({live[index].started for index in range(3)}) == 1
+    w.advance(5)
+    for job, index in ((ran, 0), (ran, 1), (sent, 0)):
+        w.report(job, "s", index, 1, "lost")
+    w.cycle()
+    assert ends.ran == {(ran, 0): 0, (ran, 1): 10 * SECOND, (sent, 0): 0}, "no time after the last record counts"
+    assert w.task(sent, "s", 0).attempt > SKIPPED
+    w.kill(ran)
+    w.cycle()
+    w.report(ran, "s", 2, 1, "stopped")
+    w.cycle()
+    assert ends.ran[ran, 2] == 10 * SECOND
 
 
 def test_a_scaled_stage_goes_on_above_all_that_were_lost() -> None:

@@ -418,7 +418,7 @@ def play(s: Script) -> None:
     s.cycle(strange, alarm=True)
     s.keep()
     # The data were set back.
-    s.cycle(BeginEra(era=2, operator=True))
+    s.cycle(BeginEra(era=2, reached=s.partition.now, operator=True))
     s.keep()
     s.cycle(RemoveManager(name="rm", operator=True))
     s.keep()

@@ -92,7 +92,7 @@ class TaskTable:
         """Missing spawners that could not be started because of the node, whatever their user does."""
         self._stop_at: dict[Key, float] = {}
         """Tasks that were told to stop → when their grace ends."""
-        self._gone: list[dict[Key, Entry]] = [{} for _ in range(spawners)]
+        self._gone: list[dict[Key, None]] = [{} for _ in range(spawners)]
         """Confirmed ends, by spawner, that the spawner has not been told to drop yet."""
         self._specs: dict[tuple[int, bool], Spec] = {}
         """Cached specifications of the message being handled."""
@@ -175,12 +175,6 @@ class TaskTable:
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
                 continue  # a repeated order: start the task only once
-            over = next((gone.pop(key) for gone in self._gone if key in gone), None)
-            if over is not None:
-                # The server's data were set back, and its spawner still has the task as ended: report the end again.
-                self._entries[key] = over
-                self.reporting.report(over)
-                continue
             spawner = self._balance.queue(launch.chain) if launch.slots else self._balance.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
@@ -426,7 +420,7 @@ class TaskTable:
         for key in self.reporting.confirmed(number):
             entry = self._entries.pop(key, None)
             if entry is not None:
-                self._gone[entry.at][key] = entry
+                self._gone[entry.at][key] = None
         self.send_confirmed_ends(MAX_GONE)
 
     def send_confirmed_ends(self, least: int = 1) -> None:

@@ -49,6 +49,8 @@ class BeginEra(Command, frozen=True, tag="begin era"):
     """Skip the numbers that lost records may have given, because the data were set back."""
 
     era: int
+    reached: Micros = 0
+    """The time of the last record that was kept."""
 
 
 class MoveQueue(Command, frozen=True, tag="move queue"):

@@ -134,6 +134,7 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     stopped_for: str = ""
     expected: int | None = None
     generation: int = 0
+    known_until: int = 0
 
 
 class _Order(msgspec.Struct, frozen=True, array_like=True):

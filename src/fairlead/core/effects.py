@@ -185,6 +185,8 @@ def _for_nodes(
         if allocation.stage.job.manager:
             continue
         if allocation.state == "assigned" and not allocation.cause:
+            if allocation.known_until:
+                continue  # it may have run already: its node says whether it does
             launches.setdefault(allocation.node, []).append(_launch(allocation))
         elif allocation.state != "running":
             stops.setdefault(allocation.node, []).append(stop_of(allocation))

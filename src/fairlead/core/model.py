@@ -650,6 +650,8 @@ class Allocation(msgspec.Struct, eq=False):
     """The learned run time that was expected when it was placed, if any."""
     generation: int = 0
     """The generation of its gang; 0 without a gang."""
+    known_until: Micros = 0
+    """If the data were set back while it was live: the time of their last record, until its node reports it. Then 0."""
 
     @property
     def leaving(self) -> bool:

@@ -74,6 +74,7 @@ def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) ->
 
 
 def running_on(partition: Partition, node: str) -> list[Tasks]:
+    """Return the tasks that run on a node, and those whose launch was sent before the data were set back."""
     node_id = partition.nodes.find(node)
     if node_id is None:
         return []
@@ -87,7 +88,8 @@ def running_on(partition: Partition, node: str) -> list[Tasks]:
             allocation.indices,
         )
         for _, allocation in sorted(allocations.items())
-        if allocation.state == "running" and not allocation.stage.job.manager
+        if (allocation.state == "running" or (allocation.state == "assigned" and allocation.known_until))
+        and not allocation.stage.job.manager
     ]
 
 

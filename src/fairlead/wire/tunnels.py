@@ -100,6 +100,11 @@ class Tunnel:
         return bool(self._unsent)
 
     @property
+    def kept_bytes(self) -> int:
+        """Return the number of bytes that the other end has not confirmed."""
+        return self._kept_bytes
+
+    @property
     def settled(self) -> bool:
         """True if the other end has confirmed everything."""
         return not self._kept

@@ -138,7 +138,7 @@ class Writer:
         if self.partition.config_version < version:
             commands.append(self.configuring(config, version))
         if self.partition.era < era_of(self.epoch):
-            commands.append(BeginEra(era=era_of(self.epoch), operator=True))
+            commands.append(BeginEra(era=era_of(self.epoch), reached=self.partition.now, operator=True))
         return commands
 
     def configuring(self, config: PartitionConfig, version: int, user: str = "") -> Configure:

@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import termios
-from collections import deque
 from time import monotonic
 
 from fairlead.agent.spawner.files import close_all_but
@@ -38,6 +37,7 @@ from fairlead.wire.tunnels import (
     SIGNAL,
     SIZE,
     STANDARD,
+    WINDOW,
     Broken,
     Tunnel,
 )
@@ -58,6 +58,8 @@ SCREEN = 1 << 14
 """Bytes of a terminal's last output that a client gets which comes later."""
 HANG_UP = b"hang up"
 SEND = 1 << 18
+MOST = 4 * WINDOW
+"""Bytes that wait in one direction, of all channels together, above which no more are read."""
 
 
 class Output:
@@ -73,7 +75,7 @@ class Input:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.pending: deque[bytes] = deque()
+        self.pending = bytearray()
         self.ends = False
         """True if no more will come."""
 
@@ -126,12 +128,14 @@ class Relay:
             def want(fd: int, mask: int, masks: dict[int, int] = masks) -> None:
                 masks[fd] = masks.get(fd, 0) | mask
 
+            waiting = sum([len(target.pending) for target in self._inputs.values()]) >= MOST
             if self._link is not None:
-                want(self._link.fileno(), select.POLLIN)
+                want(self._link.fileno(), 0 if waiting else select.POLLIN)
                 if self._outgoing or self._tunnel.unsent:
                     want(self._link.fileno(), select.POLLOUT)
             for channel, output in self._outputs.items():
-                if self._dumping or self._tunnel.room(channel):
+                # Confirmations are read only with the rest: while that waits, output must go on.
+                if self._dumping or (self._tunnel.room(channel) and (waiting or self._tunnel.kept_bytes < MOST)):
                     want(output.fd, select.POLLIN)
             for channel, target in self._inputs.items():
                 if target.pending or channel in self._connecting:
@@ -317,7 +321,7 @@ class Relay:
                 if channel != STANDARD and channel not in self._ports:
                     self._tunnel.forget(channel)
                 return
-            target.pending.append(content)
+            target.pending += content
             if channel not in self._connecting:
                 self._write(channel, target)
         elif kind == END and target is not None:
@@ -361,6 +365,8 @@ class Relay:
         most = PIECE if self._dumping else min(PIECE, self._tunnel.room(channel))
         if not most:
             return
+        if self._tunnel.kept_bytes >= 4 * MOST and not self._dumping:
+            raise Broken("its connections read too little")
         try:
             data = os.read(output.fd, most)
         except BlockingIOError:
@@ -392,18 +398,14 @@ class Relay:
 
     def _write(self, channel: int, target: Input) -> None:
         while target.pending:
-            piece = target.pending[0]
             try:
-                written = os.write(target.fd, piece)
+                written = os.write(target.fd, target.pending)
             except BlockingIOError:
                 return
             except OSError:
                 return self._stop_input(channel, target)
             self._tunnel.use(channel, written)
-            if written < len(piece):
-                target.pending[0] = piece[written:]
-                return
-            target.pending.popleft()
+            del target.pending[:written]
         if target.ends:
             self._end_input(channel, target)
 
@@ -417,19 +419,15 @@ class Relay:
                 self._close_port(channel, None)
         elif target.fd == self._terminal:
             target.ends = False
-            target.pending.append(b"\x04")  # the character that ends the input of a terminal
-            try:
-                os.write(target.fd, target.pending.popleft())
-            except OSError:
-                return
+            with contextlib.suppress(OSError):
+                os.write(target.fd, b"\x04")  # the character that ends the input of a terminal
         else:
             del self._inputs[channel]
             os.close(target.fd)
 
     def _stop_input(self, channel: int, target: Input) -> None:
         """Take no more input: its reader has ended."""
-        for piece in target.pending:
-            self._tunnel.use(channel, len(piece))
+        self._tunnel.use(channel, len(target.pending))
         target.pending.clear()
         target.ends = True
         if channel in self._ports:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 20
 """Bytes of a request."""
-MAX_TUNNELS = 200
+MAX_TUNNELS = 100
 """Tunnels of one spawner."""
 REQUEST_TIME = 5.0
 """Seconds in which a request has to arrive."""

@@ -94,6 +94,9 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
 
     def news(self, partition: Partition, before: EndedUndo) -> Iterable[TaskNews]:
         allocation = before.allocation
+        ran = self.ran
+        if not ran and allocation.known_until and allocation.started is not None:
+            ran = max(1, allocation.known_until - allocation.started)  # no node knows when it ended
         return (
             TaskNews(
                 "ended",
@@ -105,7 +108,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
                 self.reason,
                 self.exit_code,
                 allocation.started,
-                ran=self.ran,
+                ran=ran,
             ),
         )
 

@@ -161,7 +161,10 @@ class MovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
-    """Records an agent's report that tasks run and have done so for `ran` microseconds."""
+    """Records an agent's report that tasks run and have done so for `ran` microseconds.
+
+    Tasks that ran already are acknowledged anew after data were set back.
+    """
 
     allocation: int
     indices: tuple[int, ...]
@@ -170,6 +173,8 @@ class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
 
     def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
+        if before.state == "running" and before.known_until and before.started is not None:
+            return _move(partition, before, self.indices, self.into, "running", "", before.started)
         TASK.check(before.state, "running")
         # The agent's clock may be wrong: no task runs before it was placed.
         began = max(before.since, partition.now - self.ran)
@@ -180,10 +185,12 @@ class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
 
     def news(self, partition: Partition, before: MovedUndo) -> Iterable[TaskNews]:
         allocation = before.allocation
+        if allocation.state == "running":
+            return ()
         return (TaskNews("running", allocation.stage, self.indices, allocation.attempt, allocation.node),)
 
     def counts(self, partition: Partition, before: MovedUndo) -> Iterable[tuple[str, int]]:
-        return (("acknowledged", count(self.indices)),)
+        return () if before.allocation.state == "running" else (("acknowledged", count(self.indices)),)
 
 
 class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
@@ -339,6 +346,7 @@ def part_of(
         stopped_for=whole.stopped_for,
         expected=whole.expected,
         generation=whole.generation,
+        known_until=whole.known_until,
     )
 
 
@@ -358,6 +366,7 @@ def _move(
         after = copy(before)
         after.state, after.since, after.started, after.cause = state, since, started, cause
         after.stopped_for = stopped_for
+        after.known_until = 0 if state == "running" else before.known_until
         partition.exchange(after)
     else:
         partition.unbook(before, moves=True)
@@ -365,6 +374,7 @@ def _move(
         partition.book(part_of(before, rest, before.id, before.state, before.since, before.started, before.cause))
         moved = part_of(before, block, into, state, since, started, cause)
         moved.stopped_for = stopped_for
+        moved.known_until = 0 if state == "running" else before.known_until
         partition.book(moved)
         partition.counters.allocation = max(counter, into + 1)
     partition.update_short(before.stage)

@@ -51,7 +51,7 @@ def configure(plan: Plan, command: Configure) -> Accepted:
 def begin_era(plan: Plan, command: BeginEra) -> Accepted:
     need_operator(command, "begin an era")
     if command.era > plan.partition.era:
-        plan.do(EraBegun(command.era, SKIPPED * (command.era - plan.partition.era)))
+        plan.do(EraBegun(command.era, SKIPPED * (command.era - plan.partition.era), command.reached))
     return Accepted()
 
 

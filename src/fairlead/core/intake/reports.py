@@ -232,7 +232,7 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
 def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
     state, node = command.state, command.node
     if state == "running":
-        if allocation.state == "assigned":
+        if allocation.state == "assigned" or (allocation.state == "running" and allocation.known_until):
             into = 0 if block == allocation.indices else plan.partition.counters.allocation
             plan.do(Acknowledged(allocation.id, block, into, command.ran))
             trust(plan, allocation.node)
