@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import fairlead
 from tests.slurm.cluster import Cluster
 from tests.until import until
+
+SOURCES = str(Path(fairlead.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +189,13 @@ def test_commands_start_fast() -> None:
     assert not {"typer", "rich", "yaml", "asyncio", "cryptography"} & set(re.findall(r"'(\w+)'", loaded))
 
 
+def test_quick_steps_need_few_modules() -> None:
+    code = "import sys, fairlead.slurm.commands, fairlead.slurm.launch; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-IS", "-c", f"import sys; sys.path.append({SOURCES!r}); {code}"],
+                            capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert not {"typing", "re", "enum", "signal", "msgspec"} & set(re.findall(r"'(\w+)'", loaded))
+
+
 STEPS = """#!/bin/bash
 #SBATCH -N 2 -n 4
 export FOO="a b"
@@ -237,3 +247,54 @@ def test_srun_and_salloc_allocate_and_give_back(cluster: Cluster) -> None:
     assert (step, done.returncode) == ("step", 5) and f"Granted job allocation {job}" in done.stderr
     assert cluster.ended(job) == "COMPLETED"
     assert cluster.ask("srun", "-n1", "cat", text="given\n").stdout == "given\n"
+
+
+LISTED = """#!/bin/bash
+#SBATCH -N 2 -n 2
+srun -N1 -n1 -J first sh -c 'exit 3'
+srun -l true
+srun -n1 -N1 sh -c 'kill -9 $$'
+echo $(srun -N1 -n1 sh -c 'echo $SLURM_STEP_ID') > number.txt
+srun -J last sleep 600
+"""
+
+
+def test_steps_are_listed_with_their_ends(cluster: Cluster) -> None:
+    job = cluster.sbatch(text=LISTED)
+    until(lambda: f"{job}.4" in cluster.run("squeue", "-h", "-s", "-o", "%i"))
+    assert cluster.file("number.txt") == "3\n"
+    assert cluster.run("squeue", "-h", "-s", f"{job}.4", "-o", "%i %j %D").split() == [f"{job}.4", "last", "2"]
+    shown = cluster.run("scontrol", "show", "step")
+    assert re.search(rf"StepId={job}.4 .*\n.*State=RUNNING .*NodeList=n.*\n.*Tasks=2 Name=last", shown)
+    assert cluster.run("sstat", "-nPaj", job, "-o", "JobID,NTasks").split() == [f"{job}.batch|1", f"{job}.4|2"]
+    cluster.run("scancel", job)
+    assert cluster.ended(job) == "CANCELLED"
+    rows = cluster.run("sacct", "-nP", "-j", job, "-o", "JobID,JobName,State,ExitCode,NTasks,NNodes").splitlines()
+    assert [row.partition(" by ")[0] for row in rows[:2]] == [
+        f"{job}|sbatch|CANCELLED",
+        f"{job}.batch|batch|CANCELLED",
+    ]
+    assert rows[2:] == [
+        f"{job}.0|first|FAILED|3:0|1|1",
+        f"{job}.1|true|COMPLETED|0:0|2|2",
+        f"{job}.2|sh|FAILED|0:9|1|1",
+        f"{job}.3|sh|COMPLETED|0:0|1|1",
+        f"{job}.4|last|CANCELLED by {os.geteuid()}|0:15|2|2",
+    ]
+    [step] = cluster.run("sacct", "-nP", "-j", f"{job}.2", "-o", "JobID,State").splitlines()
+    assert step == f"{job}.2|FAILED"
+    assert len(cluster.run("sacct", "-nXP", "-j", job).splitlines()) == 1
+
+
+def test_steps_from_outside_are_listed(cluster: Cluster) -> None:
+    steps = "srun -n1 -J one true; srun -n2 -J two false; srun --jobid $SLURM_JOB_ID -n1 sh -c 'echo $SLURM_STEP_ID'"
+    done = cluster.ask("salloc", "-N2", "sh", "-c", f"echo $SLURM_JOB_ID; {steps}")
+    job, number = done.stdout.split()
+    assert number == "2"
+    until(lambda: cluster.ended(job) == "COMPLETED")
+    rows = cluster.run("sacct", "-nP", "-j", job, "-o", "JobID,JobName,State,NTasks").splitlines()
+    assert rows[1:] == [f"{job}.0|one|COMPLETED|1", f"{job}.1|two|FAILED|2", f"{job}.2|sh|COMPLETED|1"]
+    assert cluster.ask("srun", "-n2", "-J", "alone", "sh", "-c", "exit 5").returncode == 5
+    rows = cluster.run("sacct", "-nP", "--name", "alone", "-o", "JobID,State,ExitCode,NTasks").splitlines()
+    assert [row.partition("|")[2] for row in rows] == ["FAILED|5:0|", "FAILED|5:0|2"]
+    assert rows[1].startswith(rows[0].partition("|")[0] + ".0|")

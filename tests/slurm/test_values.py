@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from fairlead.slurm.launch import FLAGS, STEPS, VALUED, run_here
 from fairlead.slurm.options import Given, parse
 from fairlead.slurm.request import Wrong, after_of, array_of, constraints, pattern_code, shape_of
 from fairlead.slurm.rows import parse_ids, reason_word
-from fairlead.slurm.tables import SBATCH, SQUEUE, TABLES
+from fairlead.slurm.step_lines import read_lines
+from fairlead.slurm.tables import SBATCH, SQUEUE, SRUN, TABLES
 from fairlead.slurm.values import format_duration, parse_duration, parse_size
 
 
@@ -50,6 +53,42 @@ def test_every_option_says_what_it_does() -> None:
         names = [name for option in table.options for name in (option.short, *option.longs) if name]
         assert len(names) == len(set(names)), table.name
         assert all(option.text for option in table.options)
+
+
+def test_quick_steps_read_options_as_the_table_says() -> None:
+    options = {name: option for option in SRUN.options for name in (option.short, *option.longs)}
+    assert all(options[name].value and not options[name].optional for name in VALUED)
+    assert all(not options[name].value or options[name].optional for name in FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "more"),
+    [
+        (["-l", "true"], "n1", {}),
+        (["-n2", "-N2", "true"], "n1,n2", {}),
+        (["-n5", "true"], "n1", {}),
+        (["-nx", "true"], "n1", {}),
+        (["-n1"], "n1", {}),
+        (["-n1", "a", ":", "b"], "n1", {}),
+        (["true"], "n1", {"SLURM_LABELIO": "1"}),
+        (["true"], "n2,n1", {}),
+    ],
+)
+def test_quick_steps_leave_the_rest_to_srun(words: list[str], nodes: str, more: dict[str, str], tmp_path: Path) -> None:
+    own = {STEPS: str(tmp_path / "log"), "FAIRLEAD_NODE": "n1", "FAIRLEAD_NODES": nodes, "SLURM_CPUS_ON_NODE": "4"}
+    assert run_here(words, {**own, **more}) is None
+    assert not (tmp_path / "log").exists()
+
+
+def test_lines_of_steps_are_read_among_others() -> None:
+    steps = read_lines(
+        "srun: step 0 began 10.5 2 4 n1,n2 a name\nsrun: step 1 began 11.0 1 1 n1 x\nsrun: step\nhello\n"
+        "srun: step 9 ended 12.0 1 1.0 5\nsrun: step 0 ended 12.0 3 1.5 4096\nsrun: step 2 began 13"
+    )
+    assert [(s.number, s.name, s.nodes, s.ended, s.code) for s in steps] == [
+        (0, "a name", ["n1", "n2"], 12.0, 3),
+        (1, "x", ["n1"], None, 0),
+    ]
 
 
 class Nodes:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NAMES = (
     "sbatch", "srun", "salloc", "squeue", "scancel", "sinfo", "sacct", "scontrol", "sacctmgr", "sshare", "sprio",
@@ -15,7 +18,7 @@ NAMES = (
 def run(name: str) -> None:
     """Run a command with the words of this process, and exit with its status."""
     try:
-        code = import_module(f"fairlead.slurm.{name}").main(sys.argv[1:])
+        code = _run(name)
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stderr.close()
@@ -26,3 +29,20 @@ def run(name: str) -> None:
         print(f"{name}: error: {problem}", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+def _run(name: str) -> int:
+    if name == "srun":
+        import os
+
+        from fairlead.slurm.launch import run_here
+
+        code = run_here(sys.argv[1:], os.environ)
+        if code is not None:
+            return code
+    from importlib import import_module
+
+    module: Any = import_module(f"fairlead.slurm.{name}")
+    code = module.main(sys.argv[1:])
+    assert isinstance(code, int)
+    return code

@@ -168,6 +168,11 @@ def each_index(flat: list[int]) -> Iterator[int]:
         yield from range(first, end)
 
 
+def of_indices(row: Row, indices: set[int] | None) -> bool:
+    """True if a row is one of these tasks of an array; all rows are if there are no indices."""
+    return indices is None or not indices.isdisjoint(each_index(row.indices))
+
+
 def fold_indices(flat: list[int]) -> str:
     """Return ranges of indices as Slurm writes them: `1-3,5`, or `0,2,4` for steps."""
     spans = [

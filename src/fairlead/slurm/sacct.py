@@ -6,15 +6,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from fairlead.slurm.fields import tres_of
 from fairlead.slurm.listing import Named, choose, help_lines, lines_of
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
-from fairlead.slurm.rows import Row, each_index, parse_ids, parse_states, past_rows, rows_of
+from fairlead.slurm.rows import Row, each_index, of_indices, parse_ids, parse_states, past_rows, rows_of
 from fairlead.slurm.server import connect, pages_of, uid_of
 from fairlead.slurm.squeue import row_filter
+from fairlead.slurm.step_lines import StepLine, fields_of, steps_of
 from fairlead.slurm.tables import SACCT
 from fairlead.slurm.values import format_duration, format_time, parse_time
 
@@ -39,6 +40,10 @@ class Entry(Row, kw_only=True):
     @property
     def shown_id(self) -> str:
         return f"{self.id}.{self.step}" if self.step else self.id
+
+    @property
+    def step_name(self) -> str:
+        return self.step if self.step == "batch" else self.job_name
 
 
 def clock(seconds: float | None) -> str:
@@ -112,7 +117,7 @@ FIELDS: tuple[Named[Entry], ...] = (
     Named("Group", 9, lambda e: e.user),
     Named("JobID", -12, lambda e: e.shown_id),
     Named("JobIDRaw", -12, lambda e: e.shown_id.partition("_[")[0]),
-    Named("JobName", 10, lambda e: {"": e.job_name}.get(e.step, e.step if e.step == "batch" else e.name)),
+    Named("JobName", 10, lambda e: e.step_name),
     Named("Layout", 9, lambda e: ""),
     Named("MaxDiskRead", 12, lambda e: ""),
     Named("MaxDiskWrite", 12, lambda e: ""),
@@ -187,29 +192,46 @@ def main(words: list[str]) -> int:
 
 
 def _entries(client: Client, given: Given) -> Iterator[Entry]:
-    from msgspec.structs import asdict
-
     accepts = row_filter(given, client, NAME)
     try:
         states = parse_states(given["state"]) if "state" in given else None
     except ValueError as problem:
         fail(NAME, f"Invalid state: {problem}")
     chosen = _ids(given)
-    steps = dict(re.findall(r"([^,.]+)\.(\w+)", given.get("jobs", "")))
+    named: dict[str, set[str]] = {}
+    for job, step in re.findall(r"([^,.]+)\.(\w+)", given.get("jobs", "")):
+        named.setdefault(job, set()).add(step)
     since, until = _period(given)
-    for row in _rows(client, given, chosen, since, until):
-        if not accepts(row) or (states is not None and row.state not in states):
-            continue
-        indices = chosen.get(row.number)
-        if indices is not None and indices.isdisjoint(each_index(row.indices)):
-            continue
-        wanted = steps.get(row.id) or steps.get(row.number)
+    rows = [
+        row
+        for row in _rows(client, given, chosen, since, until)
+        if accepts(row) and (states is None or row.state in states) and of_indices(row, chosen.get(row.number))
+    ]
+    if "allocations" in given and not named:
+        yield from map(entry_of, rows)
+        return
+    for row, steps in steps_of(client, rows):
+        wanted = named.get(row.id) or named.get(row.number)
         if wanted is None:
-            yield Entry(**asdict(row))
-        if wanted not in (None, "batch"):
-            continue  # steps of srun are not listed
-        if (wanted or "allocations" not in given) and row.label("batch") and row.started is not None:
-            yield Entry(**{**asdict(row), "step": "batch", "size": 1, "nodes": row.nodes[:1]})
+            yield entry_of(row)
+        for entry in step_entries(row, steps):
+            if wanted is None or entry.step in wanted:
+                yield entry
+
+
+def entry_of(row: Row, **changes: object) -> Entry:
+    from msgspec.structs import asdict
+
+    fields: dict[str, Any] = {**asdict(row), **changes}
+    return Entry(**fields)
+
+
+def step_entries(row: Row, steps: Iterable[StepLine]) -> Iterator[Entry]:
+    """Yield the steps of a job: its script, and those that srun started."""
+    if row.label("batch") and row.started is not None:
+        yield entry_of(row, step="batch", size=1, nodes=row.nodes[:1])
+    for step in steps:
+        yield entry_of(row, step=str(step.number), **fields_of(row, step))
 
 
 def _ids(given: Given) -> dict[str, set[int] | None]:

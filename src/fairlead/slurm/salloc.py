@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fairlead.slurm.steps import Allocation
 
 NAME = "salloc"
-HOLDER = '[ "${RANK:-0}" = 0 ] || exec sleep 2147483647; read -r code || exec sleep 2147483647; exit "$code"'
-"""Holds an allocation until its first node is told an exit code."""
+HOLDER = '[ "${RANK:-0}" = 0 ] || exec sleep 2147483647; read -r code || exec sleep 2147483647; cat >&2; exit "$code"'
+"""Holds an allocation until its first node is told an exit code, and then what its log is to have."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 
 
@@ -41,21 +41,21 @@ def main(words: list[str]) -> int:
             except OSError as problem:
                 print(f"salloc: error: {command[0]}: {problem.strerror}", file=sys.stderr)
                 code = 1
-            finish(0)
+            finish(0, b"")
         return 128 - code if code < 0 else code
 
 
 @contextmanager
 def allocated(
     client: Client, given: Given, command: str, name: str
-) -> Iterator[tuple[Allocation, dict[str, str], Callable[[int], None]]]:
+) -> Iterator[tuple[Allocation, dict[str, str], Callable[[int, bytes], None]]]:
     """Yield an allocation, the variables of programs that use it, and a function that gives it back with a status."""
     job = _submit(client, given, command, name)
     done = False
 
-    def finish(code: int) -> None:
+    def finish(code: int, text: bytes) -> None:
         nonlocal done
-        _finish(client, job, allocation, code & 255)
+        _finish(client, job, allocation, b"%d\n" % (code & 255) + text)
         done = True
 
     def leave(number: int, frame: object) -> None:
@@ -140,8 +140,8 @@ def _variables(client: Client, job: str, given: Given, allocation: Allocation) -
     }
 
 
-def _finish(client: Client, job: str, allocation: Allocation, code: int) -> None:
-    """Give an allocation back: its holder exits with a code."""
+def _finish(client: Client, job: str, allocation: Allocation, text: bytes) -> None:
+    """Give an allocation back: its holder reads an exit code and what its log is to have."""
     from uuid import uuid4
 
     from fairlead.client.calls import Problem
@@ -151,6 +151,6 @@ def _finish(client: Client, job: str, allocation: Allocation, code: int) -> None
     first = allocation.places[0]
     wanted = op.OpenTunnel(job=job, stage=first.stage, index=first.index, tunnel=uuid4().hex, kind="task")
     try:
-        capture(client, wanted, f"{code}\n".encode())
+        capture(client, wanted, text)
     except Problem:
         client.kill(job)  # it may have ended by its time limit

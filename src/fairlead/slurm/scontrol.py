@@ -12,7 +12,7 @@ from fairlead.slurm.fields import dependency_of, end_of, file_of, null, tres_of
 from fairlead.slurm.nodes import Host, Part, read_hosts, read_parts
 from fairlead.slurm.options import VERSION, Given, fail, parse
 from fairlead.slurm.queues import is_called
-from fairlead.slurm.rows import Row, each_index, parse_ids, past_rows, rows_of
+from fairlead.slurm.rows import Row, of_indices, parse_ids, past_rows, rows_of
 from fairlead.slurm.server import connect, uid_of
 from fairlead.slurm.tables import SCONTROL
 from fairlead.slurm.values import format_duration, format_size, format_time
@@ -122,7 +122,7 @@ def _rows(client: Client, word: str) -> list[Row]:
                 if row.over and old is not None:
                     row.nodes, row.started, row.ended, row.exit_code = old.nodes, old.started, old.ended, old.exit_code
             found_rows = found_rows or list(past.values())
-        rows += [row for row in found_rows if indices is None or not indices.isdisjoint(each_index(row.indices))]
+        rows += [row for row in found_rows if of_indices(row, indices)]
     return rows
 
 
@@ -315,7 +315,36 @@ def show_config(given: Given, names: list[str]) -> int:
 
 
 def show_step(given: Given, names: list[str]) -> int:
-    print("No job steps in the system")
+    from fairlead.slurm.sacct import step_entries
+    from fairlead.slurm.step_lines import steps_of
+
+    wanted = names[0] if names else ""
+    job, _, step = wanted.partition(".")
+    with connect(NAME, given) as client:
+        rows = [row for row in _rows(client, job) if row.state == "RUNNING"]
+        found = [
+            entry
+            for row, steps in steps_of(client, rows)
+            for entry in step_entries(row, steps)
+            if entry.state == "RUNNING" and step in ("", entry.step)
+        ]
+    if not found and wanted:
+        _problem(f"Job step {wanted} not found")
+    if not found:
+        print("No job steps in the system")
+    for entry in found:
+        cpus = f"{entry.cpus:g}"
+        lines = [
+            f"StepId={entry.shown_id} UserId={uid_of(entry.user)} StartTime={format_time(entry.started)} "
+            "TimeLimit=UNLIMITED",
+            f"   State={entry.state} Partition={entry.partition_name} NodeList={entry.hosts}",
+            f"   Nodes={entry.size} CPUs={cpus} Tasks={1 if entry.step == 'batch' else entry.tasks} "
+            f"Name={entry.step_name} Network=(null)",
+            f"   TRES=cpu={cpus},node={entry.size}",
+            "   ResvPorts=(null)",
+            "   CPUFreqReq=Default ",
+        ]
+        _print(lines, given)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fairlead.slurm.fields import FIELDS, NoSuchField, read_format, read_names
@@ -35,8 +35,9 @@ OF_PAST = set("NBSeMLRC") | {"exit_code", "nodelist", "starttime", "endtime", "t
 
 def main(words: list[str]) -> int:
     given, rest = parse(SQUEUE, words)
-    if rest and "jobs" in given:  # as the real one, which takes the ids also as words of their own
-        given["jobs"] = ",".join(filter(None, [given["jobs"], *rest]))
+    option = next((name for name in ("jobs", "steps") if name in given), "")
+    if rest and option:  # as the real one, which takes the ids also as words of their own
+        given[option] = ",".join(filter(None, [given[option], *rest]))
     elif rest:
         fail(
             NAME,
@@ -70,7 +71,7 @@ def _list(client: Client, given: Given) -> None:
     if "long" in given and "noheader" not in given:
         print(time.strftime("%a %b %d %H:%M:%S %Y"))
     if "steps" in given:
-        rows = [_batch_step(row) for row in rows if row.started is not None and row.label("batch")]
+        rows = _steps(client, rows, listed(given["steps"]))
     lines = []
     if "noheader" not in given:
         headings = [
@@ -82,10 +83,18 @@ def _list(client: Client, given: Given) -> None:
     sys.stdout.write("".join([f"{line}\n" for line in lines]))
 
 
-def _batch_step(row: Row) -> Row:
-    """Return the only step of a job that is listed: its script."""
-    row.id, row.name, row.labels = f"{row.id}.batch", "batch", {}
-    return row
+def _steps(client: Client, rows: list[Row], wanted: Collection[str]) -> list[Row]:
+    """Return the running steps of jobs: all, or those with these ids."""
+    from fairlead.slurm.sacct import step_entries
+    from fairlead.slurm.step_lines import steps_of
+
+    found: list[Row] = []
+    for row, steps in steps_of(client, [row for row in rows if row.state == "RUNNING"]):
+        for entry in step_entries(row, steps):
+            entry.id, entry.labels = entry.shown_id, {**entry.labels, "slurm/name": entry.step_name}
+            if entry.state == "RUNNING" and (not wanted or entry.id in wanted or row.id in wanted):
+                found.append(entry)
+    return found
 
 
 def _columns(given: Given) -> tuple[str, list[Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn
 
+from fairlead.slurm.launch import STEPS, step_variables, task_variables
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
 from fairlead.slurm.server import connect, user_name
 from fairlead.slurm.tables import SRUN
@@ -15,6 +16,7 @@ from fairlead.wire.hostlist import expand_hosts, fold_hosts
 
 if TYPE_CHECKING:
     from fairlead.client import Client
+    from fairlead.slurm.step_lines import Notes
     from fairlead.slurm.steps import Allocation, Place, Step, StepTask
 
 NAME = "srun"
@@ -43,11 +45,13 @@ def main(words: list[str]) -> int:
         if here is not None:
             return run_step(client, given, rest, here)
         from fairlead.slurm.salloc import allocated
+        from fairlead.slurm.step_lines import OnlyStep
 
+        notes = OnlyStep()
         with allocated(client, given, NAME, os.path.basename(rest[0])) as (allocation, variables, finish):
             os.environ.update(variables)
-            code = run_step(client, given, rest, allocation)
-            finish(code)
+            code = run_step(client, given, rest, allocation, notes)
+            finish(code, notes.text)
             return code
 
 
@@ -64,12 +68,23 @@ def _of_job(client: Client, job: str) -> Allocation:
     return found
 
 
-def run_step(client: Client, given: Given, words: list[str], allocation: Allocation) -> int:
+def run_step(client: Client, given: Given, words: list[str], allocation: Allocation, notes: Notes | None = None) -> int:
     """Run a step in an allocation, and return its exit status."""
-    from fairlead.slurm.steps import Runner, run_terminal
+    from fairlead.slurm.step_lines import FarSteps, NearSteps
+    from fairlead.slurm.steps import Runner, is_here, run_near, run_terminal
 
-    step = step_of(given, words, allocation)
-    return run_terminal(client, step) if step.terminal else Runner(client, step).run()
+    layout, here = layout_of(given, allocation), is_here(allocation, os.environ)
+    if notes is None:
+        notes = NearSteps(os.environ[STEPS]) if here else FarSteps(client, allocation)
+    name = given.get("job-name") or os.path.basename(words[0])
+    nodes = [place.node for place in layout.places]
+    number = notes.begin(sum(layout.counts), sum(layout.counts) * layout.cpus_per_task, nodes, name)
+    step = step_of(given, words, allocation, layout, number)
+    code = run_near(step) if here else None
+    if code is None:
+        code = run_terminal(client, step) if step.terminal else Runner(client, step).run()
+        notes.end(number, code, 0.0, 0)
+    return code
 
 
 def _count(given: Given, name: str) -> int | None:
@@ -81,75 +96,46 @@ def _count(given: Given, name: str) -> int | None:
         fail(NAME, str(problem))
 
 
-def step_of(given: Given, words: list[str], allocation: Allocation) -> Step:
-    from fairlead.slurm.steps import Step, StepTask, passed_environment, spread
+class Layout(NamedTuple):
+    """Where the tasks of a step run: on each place, a number of tasks."""
+
+    places: list[Place]
+    counts: list[int]
+    cpus_per_task: int
+
+
+def layout_of(given: Given, allocation: Allocation) -> Layout:
+    from fairlead.slurm.steps import spread
 
     places = _places(given, allocation)
-    tasks, per_node, each = (
-        _count(given, "ntasks"),
-        _count(given, "ntasks-per-node"),
-        _count(given, "cpus-per-task") or 1,
-    )
+    tasks, per_node = _count(given, "ntasks"), _count(given, "ntasks-per-node")
+    each = _count(given, "cpus-per-task") or 1
     nodes = len(places)
     if "nodes" in given:
         nodes = int(given["nodes"].partition("-")[0])
         if nodes > len(places):
-            fail(
-                NAME, f"Unable to create step for job {allocation.shown}: Requested node configuration is not available"
-            )
+            _refuse(allocation, "Requested node configuration is not available")
     tasks = tasks or nodes * (per_node or 1)
     nodes = max(1, min(nodes, tasks))
-    places = places[:nodes]
     counts = spread(tasks, nodes)
     if allocation.cpus and max(counts) * each > allocation.cpus and "overcommit" not in given:
-        fail(NAME, f"Unable to create step for job {allocation.shown}: More processors requested than permitted")
-    gpus = int(given["gpus-per-task"].rpartition(":")[2]) if "gpus-per-task" in given else 0
-    number_of = os.environ.get("SLURM_STEP_ID", "0")
-    shared = {
-        "SLURM_JOB_ID": allocation.shown,
-        "SLURM_JOBID": allocation.shown,
-        "SLURM_STEP_ID": number_of,
-        "SLURM_STEPID": number_of,
-        "SLURM_NTASKS": str(tasks),
-        "SLURM_NPROCS": str(tasks),
-        "SLURM_STEP_NUM_TASKS": str(tasks),
-        "SLURM_STEP_NUM_NODES": str(nodes),
-        "SLURM_NNODES": str(nodes),
-        "SLURM_STEP_NODELIST": fold_in_order([place.node for place in places]),
-        "SLURM_STEP_TASKS_PER_NODE": _per_node(counts),
-        "SLURM_TASKS_PER_NODE": _per_node(counts),
-        "SLURM_STEP_LAUNCHER_PORT": "0",
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-    }
-    if "cpus-per-task" in given:
-        shared["SLURM_CPUS_PER_TASK"] = str(each)
-    found: list[StepTask] = []
-    programs = _programs(given, words)
-    for at, (place, count) in enumerate(zip(places, counts, strict=True)):
-        first = len(found)
-        ids = ",".join(str(first + local) for local in range(count))
-        for local in range(count):
-            number = first + local
-            own = {
-                "SLURM_PROCID": str(number),
-                "SLURM_LOCALID": str(local),
-                "SLURM_NODEID": str(at),
-                "SLURM_GTIDS": ids,
-            }
-            task = StepTask(
-                number=number,
-                local=local,
-                node_number=at,
-                place=place,
-                command=programs(number),
-                variables={**shared, **own},
-            )
-            found.append(task)
+        _refuse(allocation, "More processors requested than permitted")
+    return Layout(places[:nodes], counts, each)
+
+
+def _refuse(allocation: Allocation, why: str) -> NoReturn:
+    fail(NAME, f"Unable to create step for job {allocation.shown}: {why}")
+
+
+def step_of(given: Given, words: list[str], allocation: Allocation, layout: Layout, number: int) -> Step:
+    from fairlead.slurm.steps import Step, passed_environment
+
     files = Files(given, allocation)
-    terminal = "pty" in given
+    tasks = _tasks(given, words, allocation, layout, number)
     return Step(
         job=allocation.job,
-        tasks=found[:1] if terminal else found,
+        number=number,
+        tasks=tasks[:1] if "pty" in given else tasks,
         environment=passed_environment(os.environ, given.get("export", "ALL")),
         directory=os.path.abspath(given.get("chdir") or os.getcwd()),
         label="label" in given,
@@ -158,10 +144,30 @@ def step_of(given: Given, words: list[str], allocation: Allocation) -> Step:
         stdin=_input(given),
         output=files.opener("output"),
         errors=files.opener("error"),
-        gpus_per_task=gpus,
-        terminal=terminal,
+        gpus_per_task=int(given["gpus-per-task"].rpartition(":")[2]) if "gpus-per-task" in given else 0,
+        terminal="pty" in given,
         time_limit=parse_duration(given["time"]) if "time" in given else None,
     )
+
+
+def _tasks(given: Given, words: list[str], allocation: Allocation, layout: Layout, step: int) -> list[StepTask]:
+    from fairlead.slurm.steps import StepTask
+
+    nodes = fold_in_order([place.node for place in layout.places])
+    shared = step_variables(allocation.shown, step, nodes, layout.counts)
+    if "cpus-per-task" in given:
+        shared["SLURM_CPUS_PER_TASK"] = str(layout.cpus_per_task)
+    programs = _programs(given, words)
+    found: list[StepTask] = []
+    for at, (place, count) in enumerate(zip(layout.places, layout.counts, strict=True)):
+        ids = range(len(found), len(found) + count)
+        for local, number in enumerate(ids):
+            variables = {**shared, **task_variables(number, local, at, ids)}
+            command = programs(number)
+            found.append(
+                StepTask(number=number, local=local, node_number=at, place=place, command=command, variables=variables)
+            )
+    return found
 
 
 def _places(given: Given, allocation: Allocation) -> list[Place]:
@@ -181,7 +187,7 @@ def _places(given: Given, allocation: Allocation) -> list[Place]:
         stages = list(dict.fromkeys(place.stage for place in places))
         places = [place for place in places if stages.index(place.stage) == int(given["het-group"])]
     if not places:
-        fail(NAME, f"Unable to create step for job {allocation.shown}: Requested node configuration is not available")
+        _refuse(allocation, "Requested node configuration is not available")
     return places
 
 
@@ -208,16 +214,6 @@ def fold_in_order(names: list[str]) -> str:
     """Return names as a list of Slurm, which keeps their order."""
     folded = fold_hosts(names)
     return folded if expand_hosts(folded) == names else ",".join(names)
-
-
-def _per_node(counts: list[int]) -> str:
-    parts: list[list[int]] = []
-    for count in counts:
-        if parts and parts[-1][0] == count:
-            parts[-1][1] += 1
-        else:
-            parts.append([count, 1])
-    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in parts)
 
 
 def _input(given: Given) -> str:

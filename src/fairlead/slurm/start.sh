@@ -28,6 +28,7 @@ SLURM_JOB_START_TIME=$(date +%s); export SLURM_JOB_START_TIME
 [ -z "$SLURM_JOB_TIME_LIMIT" ] || export SLURM_JOB_END_TIME=$((SLURM_JOB_START_TIME + SLURM_JOB_TIME_LIMIT))
 [ "${FAIRLEAD_ATTEMPT:-1}" = 1 ] || export SLURM_RESTART_COUNT=$((FAIRLEAD_ATTEMPT - 1))
 [ -z "$CUDA_VISIBLE_DEVICES" ] || export SLURM_JOB_GPUS="$CUDA_VISIBLE_DEVICES" SLURM_STEP_GPUS="$CUDA_VISIBLE_DEVICES"
+exec 3>&2; export FAIRLEAD_STEPS=/proc/$$/fd/3 # the log of this task, in which steps are noted
 eval "$1" || exit 1
 parts=$2; shift 2
 script=$(mktemp "${TMPDIR:-/tmp}/slurm_script.XXXXXX") || exit 1
@@ -41,7 +42,7 @@ mail() {
 mail BEGIN Began
 below() { for child in $(cat "/proc/$1"/task/*/children 2>/dev/null); do echo "$child"; below "$child"; done; }
 trap : TERM INT HUP USR1 USR2 CONT
-"$script" "$@" <&0 &
+"$script" "$@" <&0 3>&- &
 batch=$!
 if [ -n "$SLURM_WARN_AFTER" ]; then
   (trap - TERM; sleep "$SLURM_WARN_AFTER" & trap "kill $!" TERM; wait $! || exit

@@ -17,6 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from fairlead.client.tunnel import NearEnd, Reader
+from fairlead.slurm.launch import GANG_VARIABLES, STEPS, LocalTask, can_inherit, carry, how_ended
 from fairlead.wire import operations as op
 from fairlead.wire.tunnels import CLOSE, CODE, DATA, END, ERRORS, EXIT, NUMBER, PAIR, SIGNAL, SIZE, STANDARD
 
@@ -34,11 +35,6 @@ OF_NODES = (
     "HOSTNAME",
 )
 """Variables that a task has from its own node."""
-OF_GANGS = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK "
-    "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
-).split()
-"""Variables of the members of a gang, which tasks of a step do not have."""
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND = 1.0
@@ -69,6 +65,7 @@ class Step(msgspec.Struct, kw_only=True):
     """Tasks that run together, and how."""
 
     job: str
+    number: int
     tasks: list[StepTask]
     environment: dict[str, str]
     directory: str
@@ -88,7 +85,7 @@ class Step(msgspec.Struct, kw_only=True):
 def program_of(step: Step, task: StepTask) -> bytes:
     """Return the program that sets up a task and becomes it."""
     variables = {**step.environment, **task.variables}
-    lines = [f"unset {' '.join(OF_GANGS)}"]
+    lines = [f"unset {' '.join(GANG_VARIABLES)}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines.append('export SLURM_TASK_PID=$$ SLURMD_NODENAME="$FAIRLEAD_NODE"')
     if step.gpus_per_task:
@@ -209,10 +206,9 @@ class Runner:
         if code < 0:  # a signal
             task.code = code = 128 - code
         if code and not self._killing:
-            how = _signal_name(code - 128) if 128 < code < 193 else f"Exited with exit code {code}"
-            self._say(f"error: {task.place.node}: task {task.number}: {how}")
+            self._say(f"error: {task.place.node}: task {task.number}: {how_ended(code, signal.strsignal)}")
             if self._step.kill_on_bad_exit:
-                self._say(f"Terminating StepId={self._step.job}")
+                self._say(f"Terminating StepId={self._step.job}.{self._step.number}")
                 self._kill()
         if self._step.wait and not self._killing:
             asyncio.get_running_loop().call_later(self._step.wait, self._kill)
@@ -260,8 +256,40 @@ class Runner:
                 return
 
 
-def _signal_name(number: int) -> str:
-    return signal.strsignal(number) or f"signal {number}"
+def is_here(allocation: Allocation, environment: Mapping[str, str]) -> bool:
+    """True if this process runs in the batch script of the allocation, on its first node."""
+    return (
+        environment.get("FAIRLEAD_JOB") == allocation.job
+        and environment.get("FAIRLEAD_NODE") == allocation.places[0].node
+        and STEPS in environment
+    )
+
+
+def run_near(step: Step) -> int | None:
+    """Run a step as children of this process, and return its exit status. Return None if this cannot be done: some
+    tasks are on other nodes, or their input or output has to pass through this process."""
+    first = step.tasks[0].place.node
+    inherits = step.stdin == "none" or (step.stdin == "all" and can_inherit(len(step.tasks)))
+    passes = step.label or step.terminal or step.wait or step.time_limit is not None or not inherits
+    if passes or any([task.place.node != first for task in step.tasks]) or os.environ.get("FAIRLEAD_NODE") != first:
+        return None
+    kept = {name: value for name, value in os.environ.items() if name.startswith("FAIRLEAD_") or name in OF_NODES}
+    null = os.open(os.devnull, os.O_RDONLY) if step.stdin == "none" else 0
+    tasks = []
+    for task in step.tasks:
+        variables = {**step.environment, **task.variables, **kept}
+        if step.gpus_per_task:
+            gpus = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            begin = task.local * step.gpus_per_task
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[begin : begin + step.gpus_per_task])
+        for name in GANG_VARIABLES:
+            variables.pop(name, None)
+        files = (null, step.output(task).fileno(), step.errors(task).fileno())
+        tasks.append(LocalTask(task.number, task.command, variables, files))
+    sys.stdout.flush()
+    os.chdir(step.directory)
+    shown = step.tasks[0].variables["SLURM_JOB_ID"]
+    return carry(tasks, os.environ[STEPS], step.number, shown, first, step.kill_on_bad_exit)
 
 
 def run_terminal(client: Client, step: Step) -> int:
