@@ -7,7 +7,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import fairlead
 from fairlead.slurm.commands import NAMES
 
 MARK = "fairlead.slurm.commands"
@@ -55,7 +54,7 @@ def _first_lines() -> str:
 
 def _folders() -> list[str]:
     """Return the folders of this package and of the others, which the interpreter does not find by itself."""
-    own = str(Path(fairlead.__file__).parents[1])
+    own = str(Path(__file__).parents[2])
     return [own, *[path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and path != own]]
 
 
