@@ -120,6 +120,38 @@ def kueue(
     _print_yaml(document)
 
 
+@imports.command()
+def slurm(
+    file: Annotated[Path, typer.Argument(help="slurm.conf. Files that it includes are read too.")],
+    dump: Annotated[Path | None, typer.Argument(help="File that `sacctmgr dump CLUSTER` wrote.")] = None,
+    *,
+    qos: Annotated[Path | None, typer.Option(help="File with the output of `sacctmgr -P show qos`.")] = None,
+) -> None:
+    """Convert the partitions and accounts of Slurm and print a configuration for Fairlead.
+
+    A warning names each key that Fairlead has no setting for, with its line. Comments at the end say how to start the
+    agents of the nodes.
+    """
+    import yaml
+
+    from fairlead.server.failure import Failed, checked_config
+    from fairlead.slurm.conf_lines import NotRead, read_conf, read_dump, read_qos
+    from fairlead.slurm.conversion import convert
+
+    try:
+        document, warnings, agents = convert(
+            read_conf(file), list(read_dump(dump)) if dump else [], read_qos(qos) if qos else {}
+        )
+        checked_config(document, defaults=False)
+    except (NotRead, Failed, yaml.YAMLError, OSError) as problem:
+        fail(f"{file}: {problem}")
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    _print_yaml(document)
+    for line in agents:
+        print_text(f"# {line}")
+
+
 @config.command()
 def get(
     *,
