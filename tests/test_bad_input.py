@@ -1026,7 +1026,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "a report from the future": (
         report(attempt=9),
         "attempt: 9 of run w[0] (job number 0) was never given by this journal, which is at 1 in era 0; its data were "
-        "set back, or it is the wrong one",
+        "set back to an earlier time, or it is the wrong one",
     ),
     "a report of attempt -1": (
         report(attempt=-1),

@@ -868,7 +868,7 @@ def test_a_held_node_is_closed_to_a_higher_priority() -> None:
     assert [(each.job, each.stage, each.nodes, each.until) for each in reason.closed] == [
         ("gang", "w", 2, 3610 * 1_000_000 + 1)
     ]
-    assert "2 nodes are held for job gang, stage w until 3610 s" in str(reason)
+    assert "2 nodes are held for job gang, stage w (until 3610 s)" in str(reason)
     w.finish("busy")
     w.advance(1)
     assert len(w.placements("gang")) == 2

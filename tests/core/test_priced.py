@@ -69,7 +69,7 @@ def test_a_part_leaves_the_hole_of_a_larger_request() -> None:
     w.advance(1)
     assert w.why(third).sentence == (
         "job another-three runs on n1, chosen by placement `priced` from the 2 nodes that can run such a task, "
-        "where no part of a GPU is left that nothing asks for"
+        "where no unusable part of a GPU is left"
     )
 
 

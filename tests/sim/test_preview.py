@@ -536,7 +536,7 @@ def test_the_likely_start_is_told(cluster: Cluster) -> None:
     unknown = Eta(likely=None, median=None, earliest=None, latest=None, unknown_ahead=1)
     assert told_by_api("a", "pending", None, unknown, etas, now).text == (
         "the start of job a cannot be predicted: "
-        "1 task that starts before it has no known end (`--estimate` and `--time-limit` give one)"
+        "1 task that starts before it has no known end (--estimate or --time-limit gives one)"
     )
 
 

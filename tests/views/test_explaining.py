@@ -590,6 +590,23 @@ def busy(nodes: int, **settings: Any) -> World:
     return w
 
 
+def test_a_held_node_that_is_too_small_is_not_told_as_held() -> None:
+    w = World({"starving_after": "1s", "hold_for": "1h"})
+    w.node("small", cpu=2)
+    w.node("large", cpu=8)
+    w.submit(stages=[{"resources": {"cpu": 8}}])
+    w.submit(stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    w.submit(name="medium", stages=[{"name": "w", "resources": {"cpu": 2}}])
+    w.advance(2)
+    assert [*w.holds()] == ["small"]
+    w.submit(name="big", stages=[{"resources": {"cpu": 8}}])
+    w.cycle()
+    why = w.why("big")
+    assert "held" not in why.sentence
+    assert "1 node has too few CPUs" in str(why.waiting[0].reason)
+
+
 @pytest.mark.parametrize("percent", [0, 50, 60])
 def test_a_gang_that_held_nodes_percent_keeps_from_a_hold(percent: int) -> None:
     w = busy(5, held_nodes_percent=percent, hold_large=False)

@@ -10,6 +10,7 @@ from fairlead.core.resources import HOUR, SECOND, format_moment
 from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 from fairlead.views.answers import hold_answers
+from fairlead.views.loan_answers import loan_answers
 from fairlead.views.pool_answers import pool_answers
 from tests.http.serving import JOB, serving, submit
 from tests.until import until
@@ -73,4 +74,30 @@ def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
     w.cycle()
     (hold,) = hold_answers(w.partition(), lambda job: True, w.now)
     assert hold.until == w.now / SECOND + 3600
-    assert f"held for job second, stage w until {format_moment(w.now + HOUR)}" in str(w.explain("third")[0].reason)
+    assert f"held for job second, stage w (until {format_moment(w.now + HOUR)})" in str(w.explain("third")[0].reason)
+
+
+def test_loans_that_return_at_one_time_on_several_nodes_are_one_step() -> None:
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}})
+    w.nodes(4, cpu=2)
+    w.submit(queue="root.a", stages=[{"array": 6, "resources": {"cpu": 1}, "time_limit": "1h"}])
+    w.submit(queue="root.a", stages=[{"array": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    (loan,) = loan_answers(w.partition(), w.now)
+    assert loan.percent == 37.5 and loan.unknown_percent == 0
+    assert [(step.at, step.percent) for step in loan.returns] == [(3600, 37.5)]
+
+
+def test_nodes_that_are_set_aside_for_an_owner_have_no_end() -> None:
+    w = World({"queues": {"root": {"mine": {"share": 50}, "theirs": {"share": 50}}}, "starving_after": "1h"})
+    w.nodes(2, cpu=2)
+    w.submit(queue="root.theirs", stages=[{"array": 4, "resources": {"cpu": 1}, "duration": "1h"}])
+    w.cycle()
+    w.submit(name="gang", queue="root.mine", stages=[{"name": "w", "resources": {"cpu": 2}}])
+    w.advance(5)
+    assert w.holds()
+    w.submit(name="late", queue="root.theirs", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    (hold,) = hold_answers(w.partition(), lambda job: True, w.now)
+    assert hold.until is None
+    assert "1 node is held for job gang, stage w;" in f"{w.explain('late')[0].reason};"

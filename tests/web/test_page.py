@@ -322,7 +322,7 @@ def test_loans_say_when_they_return(browser: Any, tmp_path: Path) -> None:
         submit(site.as_owner, {"queue": "root.a", "stages": [stage]})
         with opened(browser, site.url, site.owner, view="queues") as page:
             lent = page.locator("[data-queue='root.a']").get_by_test_id("returns")
-            lent.get_by_text(re.compile(r"Of the 50 %, all return in 1 h 5\d min")).wait_for()
+            lent.get_by_text(re.compile(r"The loan returns: all of it in 1 h 5\d min")).wait_for()
             page.locator("[data-queue='root.b']").get_by_text("50 % not used and free to lend").wait_for()
 
 

@@ -76,7 +76,7 @@ class SharedOutput:
         return await asyncio.to_thread(_read, path, *where)
 
     def _find(self, folder: str, begin: str, end: str) -> dict[str, tuple[Path, int, int, int]]:
-        """Return the places of the tasks whose names begin and end so."""
+        """Return where the outputs are of tasks whose names begin with `begin` and end with `end`."""
         left = MAX_RECORDS_READ
         places: dict[str, tuple[Path, int, int, int]] = {}
         try:

@@ -229,7 +229,7 @@ def _print_tasks(tasks: list[wire.Task], past: Past) -> None:
 
 
 def _note(task: wire.Task) -> str:
-    """Return what is said beside a task. How its last attempt ended is not said beside one that runs."""
+    """Return the remark on a task. A running task has no remark on its last attempt."""
     if task.state in LIVE:
         return task.note
     before = "last attempt: " if task.state in ("waiting", "pending") and task.reason and task.attempt else ""

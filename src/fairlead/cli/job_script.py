@@ -56,7 +56,7 @@ def read_script(job: JobOptions, context: typer.Context) -> None:
 
 
 def _script_in(path: Path) -> str | None:
-    """Return the text of a job script; None if the file is none."""
+    """Return the text of a file that is a job script; None for other files."""
     try:
         if not path.is_file():
             return None

@@ -258,8 +258,8 @@ def revoke(name: NodeName, common: Common) -> None:
 def list_holds(common: Common) -> None:
     """List nodes that are reserved for a waiting job.
 
-    KIND says why: a node is held because the job has waited too long, promised because other tasks on it stop for the
-    job, or ordered from a pool for the job.
+    KIND says why: a node is held because the job has waited too long, set aside because loans return there to the
+    queue of the job, promised because other tasks on it stop for the job, or ordered from a pool for the job.
     """
     from fairlead.wire import operations as op
 
@@ -267,7 +267,9 @@ def list_holds(common: Common) -> None:
     if common.as_json:
         print_json(kept)
         return
-    rows: list[tuple[wire.Hold | wire.Promise, str, str]] = [(hold, "held", ahead(hold.until)) for hold in kept.holds]
+    rows: list[tuple[wire.Hold | wire.Promise, str, str]] = [
+        (hold, "set aside", "") if hold.until is None else (hold, "held", ahead(hold.until)) for hold in kept.holds
+    ]
     rows += [(promise, "ordered" if promise.ordered else "promised", "") for promise in kept.promises]
     print_table(
         ("JOB", "STAGE", "KIND", "TASKS", "NODES", "HELD", "SINCE", "ENDS IN", "ON"),

@@ -40,7 +40,7 @@ class ShadowOptions(Options):
 def shadow(options: ShadowOptions) -> None:
     """Show what Fairlead would have done with the jobs of another cluster, on one page.
 
-    On a Slurm cluster, as somebody who may see all jobs: fairlead shadow --live. Elsewhere, take the file there with
+    On a Slurm cluster, as a user who may see all jobs: fairlead shadow --live. Elsewhere, take the file there with
     sacct --allusers --allocations --parsable2 --starttime now-30days --format JobIDRaw,JobName,User,Account,Partition,\
 Submit,Eligible,Start,End,State,Timelimit,NNodes,NCPUS,AllocTRES,NodeList > sacct.txt and run fairlead shadow sacct.txt.
 

@@ -73,7 +73,7 @@ def raw_terminal() -> Iterator[None]:
 
 
 def converse(client: Client, wanted: op.OpenTunnel, terminal: bool, stdin: bool = True) -> Streams:
-    """Carry the standard streams of this command to and from a task until it ends. Return what was carried.
+    """Carry the standard streams of this command to and from a task until it ends. Return these streams.
 
     With `terminal`, the task has a terminal, and this command's terminal is passed on to it.
     """

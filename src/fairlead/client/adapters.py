@@ -30,7 +30,7 @@ class AsyncSender(ABC):
 
 
 class _Sent(Exception):
-    """Takes the operation that a method sends out of the method."""
+    """Ends a method at the operation that it sends, and has this operation."""
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation

@@ -31,8 +31,8 @@ class Methods(ABC):
         name: str = "",
         queue: str = "",
     ) -> wire.Submitted:
-        """Submit a job that is over again, or only its tasks that have not succeeded. The new job does not wait for
-        the jobs that the first one came after."""
+        """Submit a job that is over again, or only its tasks that have not succeeded. The new job has no
+        dependencies."""
         return self.send(
             op.Rerun(
                 job=job, document=given(failed=failed, environment=environment, name=name or None, queue=queue or None)

@@ -111,7 +111,7 @@ class NearEnd:
         self._wake.set()
 
     def leave(self) -> None:
-        """End the tunnel at once; what is at its other end goes on, or is hung up."""
+        """End the tunnel at once. At the other end, a task continues, and a process in a terminal gets SIGHUP."""
         self.send(CLOSE, 0)
         self._left = True
 

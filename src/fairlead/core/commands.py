@@ -46,7 +46,7 @@ class Configure(Command, frozen=True, tag="configure"):
 
 
 class BeginEra(Command, frozen=True, tag="begin era"):
-    """Skip the numbers that lost records may have given, because the data were set back."""
+    """Skip the numbers that lost records may have used, because older data were restored."""
 
     era: int
     reached: Micros = 0

@@ -110,7 +110,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
 
 
 def check_target(target: str, field: str) -> str:
-    """Refuse what is neither the address of a webhook nor one for mail."""
+    """Refuse a target that is neither the URL of a webhook nor a mail address."""
     web = WEB.fullmatch(target)
     if len(target) > MAX_PATTERN or not (web or MAIL.fullmatch(target)):
         raise Refused(field, f"{shown(target)} is no address; write https://host/path or mailto:ann@example.org")

@@ -37,7 +37,7 @@ def follow(plan: Plan) -> bool:
 
 
 def settle(plan: Plan, job: Job) -> None:
-    """Let a job ask for its tasks, or end it, as the jobs before it are now."""
+    """Let a job ask for its tasks, or end it, by the present states of the jobs before it."""
     partition = plan.partition
     for name, when in job.after:
         before = partition.jobs.get(name)
@@ -60,7 +60,7 @@ def give_up(plan: Plan, job: Job, when: Condition, problem: str) -> None:
 
 
 def why_never_met(name: str, state: JobState, when: Condition, started: bool) -> str:
-    """Return why a dependency on a job can never be met; empty if it may be, or is."""
+    """Return why a dependency on a job can never be met; empty if it can be met, or is."""
     if not JOB.terminal(state) or when in ("any", "each"):
         return ""
     if when == "started":

@@ -66,5 +66,5 @@ def mixed(partition: Partition) -> Mix:
 
 
 def usual(key: ShapeKey) -> ShapeKey:
-    """Return a shape without what concerns only the choice between nodes that accept it."""
+    """Return a shape without preferences and without conditions between its own tasks."""
     return replace(key, near="", apart=False, prefer=()) if key.near or key.apart or key.prefer else key

@@ -115,7 +115,7 @@ class Partition:
         """With `share_memory`, the start of the time scale of the weights of past use."""
         self.counters = Counters()
         self.era = 0
-        """How often the data were set back: by a restore, or a promotion of a standby that may lack records."""
+        """How often older data took effect: by a restore, or by a promotion of a standby that may lack records."""
         self.skipped = Ranges()
         """The job numbers that were skipped when an era began, because lost records may have given them."""
         self.queues: dict[str, Queue] = {}

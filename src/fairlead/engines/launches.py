@@ -275,7 +275,7 @@ def _signal_of(spec: StageSpec) -> tuple[int, int, int]:
 
 
 def _ends_before(stage: Stage, block: Flat) -> tuple[tuple[str, Flat], ...]:
-    """Return how the last attempts of tasks ended, with the tasks that ended so. At most `MAX_ENDS` ends are told."""
+    """Return how the last attempts of tasks ended: at most `MAX_ENDS` outcomes, each with its tasks."""
     ended: dict[str, list[int]] = {}
     for index in indices(block):
         if (reason := stage.past(index).reason) and (reason in ended or len(ended) < MAX_ENDS):

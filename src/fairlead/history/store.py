@@ -300,7 +300,7 @@ class History:
             return list(map(job_of, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
     def untold(self, partition: str, limit: int) -> list[JobRow]:
-        """Return ended jobs whose end has still to be told: the oldest of each user, then the next one of each."""
+        """Return ended jobs whose notice was not sent yet: the oldest of each user, then the next one of each."""
         sql = (
             f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND told = 0 AND notify <> '[]' "
             f'ORDER BY row_number() OVER (PARTITION BY "user" ORDER BY number), number LIMIT {limit:d}'
@@ -308,7 +308,7 @@ class History:
         return list(map(job_of, self._ask(sql, partition)))
 
     def mark_told(self, partition: str, number: int) -> None:
-        """Record that the end of a job was told."""
+        """Record that the notice of a job was sent."""
         with self._tables.session() as db, db.writing():
             db.run("UPDATE jobs SET told = 1 WHERE partition = ? AND number = ?", (partition, number))
 

@@ -37,7 +37,7 @@ WASTEFUL = 20
 
 
 def waste_of(amounts: Mapping[str, int], cpu: int, ran: int, memory: int) -> str:
-    """Return that tasks ask for much more than they use, and what would be enough; empty if they do not.
+    """Return a hint if tasks ask for much more than they use, with amounts that would be enough; empty if they do not.
 
     `cpu` and `ran` are the CPU time and the run time of all tasks, `memory` is the highest use of one.
     """

@@ -91,7 +91,7 @@ async def _of_submission(request: Request, asked: Any) -> str:
 
 
 async def _stops(request: Request, asked: Any, attempt: Any) -> str:
-    """Return whose tasks a try on a copy of the state stops; empty if it stops none of other users."""
+    """Return which jobs of other users would lose tasks, by a trial on a copy of the state; empty if none would."""
     user = request.caller.user
 
     def look(state: Partition) -> bytes:

@@ -43,7 +43,7 @@ def check_scope(caller: Token, row: Row) -> None:
 
 
 def without_token(caller: Token, spec: JobSpec) -> JobSpec:
-    """Return the job of a caller, with an empty token for its tasks if theirs would have more rights than the caller.
+    """Return the job of a caller. Its tasks get no token if that token would have more rights than the caller.
 
     Tasks get a token with all rights of their user, unless their job sets one.
     """

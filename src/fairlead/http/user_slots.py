@@ -1,6 +1,6 @@
 """Runs blocking work of requests in threads, with a limit for each user.
 
-So many slow requests of one user delay only that user. The server's own work has other threads.
+Slow requests of one user thus delay only that user. The server's own work has other threads.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def operator(self) -> bool:
-        """True if its commands count as those of an operator. Which ones a manager may give is decided before."""
+        """True if its commands count as those of an operator. Those that a manager may give are checked earlier."""
         return self.role in ("operator", "admin", "manager")
 
     @property
@@ -103,7 +103,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OfTasks(Protocol):
-    """Recognizes tokens that are not stored."""
+    """Recognizes the tokens of tasks, which are not stored."""
 
     def find(self, secret: str) -> Token | None: ...
 

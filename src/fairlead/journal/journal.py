@@ -26,7 +26,7 @@ def raised(epoch: int) -> int:
 
 
 def era_of(epoch: int) -> int:
-    """Return how often epochs were raised: how often the data were set back, or may have been."""
+    """Return how often epochs were raised: how often older data were restored, or may have been."""
     return epoch // LINE
 
 

@@ -71,7 +71,7 @@ class Sightings:
         """Lease → its end as the database has it, and when that was first seen."""
 
     def left(self, name: str, end: object, left: float, lasts: float) -> float:
-        """Return how many seconds a lease still lasts. By the clock of the database, these are `left`.
+        """Return how many seconds a lease still lasts; `left` is that time by the clock of the database.
 
         A lease lasts `lasts` seconds after a renewal; 0 if that is not known.
         """

@@ -46,7 +46,7 @@ def job_items(state: State, unit: Unit) -> list[Document]:
 
 
 def _has_changed(unit: Unit) -> bool:
-    """True if another number of pods has to start together than the partition knows, or for another queue or user."""
+    """True if the gang size, the queue or the user of a unit has changed since its job was sent."""
     group = unit.group
     if group is None:
         return False

@@ -1,6 +1,6 @@
-"""Nodes of Kubernetes as items of an update: their state from conditions and cordon, and what they have to offer.
+"""Nodes of Kubernetes as items of an update: their state, from conditions and cordon, and their resources.
 
-A node offers less by what pods use that the partition does not book. Pods that were placed before the adapter started
+What pods use that the partition does not book is subtracted. Pods that were placed before the adapter started
 count against the free capacity as the API server knows it.
 """
 

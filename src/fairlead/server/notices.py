@@ -1,8 +1,8 @@
-"""Tells the ends of jobs: to webhooks, and by mail.
+"""Notices of ended jobs: calls webhooks and sends mail.
 
-The history has the jobs whose end is still to be told, so none is forgotten when a server ends. Each is told at least
-once: a server that ends between a delivery and its record tells it again. A webhook that does not answer with success
-is tried again after longer and longer pauses, and given up after the last of them.
+The history has the ended jobs whose notice was not sent yet, so none is forgotten when a server ends. Each notice is
+sent at least once: a server that ends between a delivery and its record sends it again. A webhook that does not answer
+with success is tried again after longer and longer pauses, and given up after the last of them.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Door:
 
 
 def _ipv4_in(address: IPv6Address) -> IPv4Address | None:
-    """Return the address in the old network to which a router may translate one of the new network."""
+    """Return the IPv4 address to which a router may translate an IPv6 address; None if there is none."""
     if address in TRANSLATED:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

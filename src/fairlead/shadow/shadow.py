@@ -51,7 +51,7 @@ class Shadow(msgspec.Struct):
 
 
 def shadow(trace: Trace, config: Mapping[str, Any] | None, watch: Watch, seconds: float) -> Shadow:
-    """Run the jobs of a trace under Fairlead. Predictions of starts take about so many `seconds`."""
+    """Run the jobs of a trace under Fairlead. Predictions of starts take about this many `seconds`."""
     untold = sum(1 for arrival in trace.arrivals if arrival.started is None)
     if untold:
         raise Refused(trace.name, f"{untold} jobs have no start time; name a file that tells when jobs started")

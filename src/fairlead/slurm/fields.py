@@ -29,7 +29,7 @@ def null(text: str) -> str:
 
 
 def memory_of(row: Row) -> str:
-    """Return the least memory, as it was asked for: of a node, or of a CPU."""
+    """Return the requested memory of a node or of a CPU, in the form in which it was given."""
     if "slurm/mem-per-cpu" in row.labels:
         from fairlead.slurm.values import parse_size
 

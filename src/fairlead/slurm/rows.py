@@ -148,7 +148,7 @@ def reason_word(text: str, held: bool) -> str:
 
 
 def end_state(state: str, reason: str) -> str:
-    """Return the state of something that has ended, by its outcome and the reason."""
+    """Return the state of an ended job or task, by its outcome and the reason."""
     if state == "failed":
         if "time limit" in reason:
             return "TIMEOUT"

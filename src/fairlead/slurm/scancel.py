@@ -114,7 +114,7 @@ def _confirmed(row: Row) -> bool:
 
 
 def _signal(client: Client, given: Given, row: Row) -> int:
-    """Send a signal to the tasks of a row. Those that end a job, cancel it."""
+    """Handle `--signal`: a signal that ends processes cancels the tasks of a row, and others are refused."""
     if given["signal"].upper().removeprefix("SIG") in ("KILL", "9", "TERM", "15", "INT", "2"):
         return _cancel(client, given, row.number, set(each_index(row.indices)) if row.index else None)
     error(NAME, f"--signal={given['signal']} is not supported: TERM, INT and KILL end a job")

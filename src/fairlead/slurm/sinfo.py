@@ -167,7 +167,7 @@ def _list(client: Client, given: Given) -> None:
 
 
 def _columns(given: Given) -> tuple[str, list[Column[Line]], set[int]]:
-    """Return the columns, and those whose width is that of the longest value."""
+    """Return the columns, and those of them that are as wide as their longest value."""
     if "Format" in given:
         try:
             return "", read_names(given["Format"], FIELDS), set()
@@ -207,7 +207,7 @@ def _wanted(host: Host, given: Given) -> bool:
 
 
 def _lines(parts: Iterable[Part], hosts: list[Host], columns: list[Column[Line]], given: Given) -> list[Line]:
-    """Return lines of nodes that have equal values in all fields that do not add nodes up."""
+    """Group nodes into lines: nodes of one line are equal in all fields that are not sums over nodes."""
     apart = [column.field for column in columns if column.field.name not in ADDED]
     part_shown = any(field.name in OF_PART for field in apart)
     found: list[Line] = []

@@ -52,7 +52,7 @@ DATES = (
 
 
 def parse_time(text: str, past: bool = False) -> float:
-    """Return a time in seconds since 1970. A clock without a date is the next such time, with `past` that of today."""
+    """Return a time in seconds since 1970. A time without a date is the next one; with `past`, that of today."""
     word = text.strip().lower()
     now = datetime.now().replace(microsecond=0)
     relative = NOW.fullmatch(word)

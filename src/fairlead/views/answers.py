@@ -339,7 +339,10 @@ def hold_answers(partition: Partition, sees: SeesJob, now: Micros) -> list[wire.
     """Return the holds of jobs that the caller may see, the oldest first."""
     holds = sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
     return [
-        wire.Hold(**_earmark_fields(partition, hold), until=seconds(ends_at(partition, hold, now)))
+        wire.Hold(
+            **_earmark_fields(partition, hold),
+            until=None if hold.recalled else seconds(ends_at(partition, hold, now)),
+        )
         for hold in holds
         if sees(partition.jobs[hold.job])
     ]

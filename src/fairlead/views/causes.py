@@ -23,16 +23,16 @@ from fairlead.core.why.reasons import Reason, of_stage
 from fairlead.views.outlook import listed, number_of_tasks
 
 NAMED = 5
-"""The greatest number of nodes, and of different ends of earlier attempts, that are named."""
+"""At most this many nodes, and this many ways in which earlier attempts ended, are named."""
 LOOKED_AT = 1_000
-"""The greatest number of tasks that are searched for the ends of earlier attempts."""
+"""At most this many tasks are searched for the ends of earlier attempts."""
 
 
 GOOD: dict[Good, str] = {
     "full": "no GPU stays idle",
-    "parts": "no part of a GPU is left that nothing asks for",
+    "parts": "no unusable part of a GPU is left",
     "others": "enough of all other resources is left for the idle GPUs",
-    "least": "the fewest GPUs are expected to be lost",
+    "least": "the fewest GPUs are expected to stay unusable",
 }
 
 
@@ -152,7 +152,7 @@ class LastAttempt(Cause, frozen=True):
 
     @property
     def again(self) -> str:
-        """Return the end of a sentence about the tasks."""
+        """Return "waits again", with the end of the last attempt, for a sentence about the tasks."""
         waits = self._verb("waits", "wait")
         again = f"; try {self.tries_used} of {self.tries}" if self.tries_used else ""
         if self.launches_failed:

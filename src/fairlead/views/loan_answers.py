@@ -41,6 +41,8 @@ def _loan(partition: Partition, queue: Queue, ends: list[tuple[Micros, Allocatio
         tasks -= ended
         remains = max(0, rights.measure(used, tasks) - entitled)
         if remains < left:
+            if falls and falls[-1][0] == end:
+                falls.pop()
             falls.append((end, remains))
             left = remains
         if not left:

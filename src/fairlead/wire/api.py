@@ -1005,7 +1005,7 @@ class Lanes(Answer, frozen=True, kw_only=True):
 
 
 class Hold(Answer, frozen=True, kw_only=True):
-    """Nodes kept free of new work for a job that has waited too long, until the time `until` at the latest."""
+    """Nodes kept free of new work for a job: it has waited too long, or loans are to return to its queue there."""
 
     job: str
     stage: str
@@ -1013,7 +1013,8 @@ class Hold(Answer, frozen=True, kw_only=True):
     """Number of tasks that the nodes are held for."""
     nodes: list[str]
     since: float
-    until: float
+    until: float | None
+    """When the hold ends, if the job has not started before; null if it lasts until the loans there have ended."""
     held: dict[str, dict[str, int | float]] = {}
     """Node → what these tasks need of it."""
 

@@ -57,8 +57,8 @@ class SubmitMany(Change[wire.Batch], POST="jobs/batch", seconds=60.0):
 
 
 class Rerun(Change[wire.Submitted], POST="jobs/{job}/rerun", status=201):
-    """Submit a job that is over again, or only its tasks that have not succeeded. The new job does not wait for the
-    jobs that the first one came after."""
+    """Submit a job that is over again, or only its tasks that have not succeeded. The new job has no
+    dependencies."""
 
     job: Name
     document: wire.RerunDocument

@@ -56,13 +56,19 @@ export function bytes(value: number): string {
   return `${number(value)} ${units[at]}`;
 }
 
-export function amount(name: string, value: number): string {
-  return name === "memory" ? `${bytes(value)} memory` : `${number(value)} ${name}`;
+/** The word for an amount of a resource. */
+export function noun(resource: string, value = 2): string {
+  return resource === "cpu" || resource === "gpu" ? `${resource.toUpperCase()}${value > 1 ? "s" : ""}` : resource;
+}
+
+/** An amount of a resource without its name. */
+export function size(resource: string, value: number): string {
+  return resource === "memory" ? bytes(value) : number(value);
 }
 
 export function amounts(of: Record<string, number>): string {
   return Object.entries(of)
-    .map(([name, value]) => amount(name, value))
+    .map(([name, value]) => `${size(name, value)} ${name === "memory" ? "of memory" : noun(name, value)}`)
     .join(", ");
 }
 

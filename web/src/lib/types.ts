@@ -78,14 +78,14 @@ export interface Held {
   held: Record<string, Record<string, number>>;
 }
 
-/** Nodes kept free of new work for a job that has waited too long, until the time `until` at the latest. */
+/** Nodes kept free of new work for a job: it has waited too long, or loans are to return to its queue there. */
 export interface Hold {
   job: string;
   stage: string;
   tasks: number;
   nodes: string[];
   since: number;
-  until: number;
+  until: number | null;
   held: Record<string, Record<string, number>>;
 }
 

@@ -1,11 +1,11 @@
 """The far end of a tunnel: a process between the tunnel and a process of a task, its terminal, or ports of the node.
 
-It is forked from the spawner, so it runs as the user of the task, and it lives as long as something can still be said
-through the tunnel. The spawner gives it connections of the agent, one after another, and tells it how the process
+It is forked from the spawner, so it runs as the user of the task, and it ends when nothing more can be sent or
+received. The spawner gives it connections of the agent, one after another, and tells it how the process
 ended. It does not start processes.
 
-While no client is connected, output waits for `PATIENCE` seconds, up to the window of its channel. Then it goes only to
-the log, if there is one, and a client that comes later begins anew.
+While no client is connected, output waits for `PATIENCE` seconds, up to the window of its channel. After that it
+goes only to the log, if there is one, and a later client gets only later output.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Relay:
         self._drain_until = monotonic() + DRAIN
 
     def _connect(self, link: _socket.socket, client: bytes) -> None:
-        """Go on with a connection, which is of the client that was here, or of another one."""
+        """Continue with a new connection: of the same client after a break, or of another client."""
         new = client != self._client
         if self._link is not None and new and self._terminal >= 0:
             self._say(CLOSE, 0, b"another client has taken this terminal over")

@@ -160,7 +160,7 @@ class SharedLogs:
     # -- pairs ---------------------------------------------------------------------------------------------------
 
     def _make(self) -> bool:
-        """Make a pair; return False if there are as many as may be."""
+        """Make a pair; return False if there are as many pairs as allowed."""
         if not self._numbers:
             return False
         if self._owners < 0:

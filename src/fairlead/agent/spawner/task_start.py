@@ -58,7 +58,7 @@ class Ends:
     """
 
     def __init__(self, stdin: int, theirs: int, terminal: str = "") -> None:
-        """Take the standard input as the relay and as the process have it; `terminal` is the path of a terminal."""
+        """Take both ends of the standard input, the relay's and the process's, and the path of the terminal, if any."""
         self.stdin = stdin
         self.terminal = terminal
         self.theirs = [theirs, -1, -1]

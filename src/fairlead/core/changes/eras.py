@@ -1,4 +1,4 @@
-"""The change that begins an era: the data were set back, so that numbers may have been given that are not recorded."""
+"""The change that begins an era: older data were restored, so that some used numbers may not be recorded."""
 
 from __future__ import annotations
 

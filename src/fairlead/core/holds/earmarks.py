@@ -175,7 +175,7 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
 
 
 def choose_closing(partition: Partition, stage: Stage, most: int) -> list[Choice]:
-    """Choose nodes that are drained from a time on, for tasks that a time limit ends before it."""
+    """Choose nodes with a planned drain, for tasks whose time limit ends them before the drain."""
     limit, nodes = stage.terms.time_limit, partition.nodes
     if limit is None:
         return []
@@ -264,7 +264,7 @@ def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
 def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
     """Return the time when a hold or promise expires. Time before the partition was ready does not count.
 
-    A recall does not expire. It ends when all tasks on its nodes have ended.
+    A recall does not expire (`FAR`). It ends when all tasks on its nodes have ended.
     """
     settings = partition.settings
     since = partition.readiness.counts_from(earmark.since) if partition.readiness.ready else now

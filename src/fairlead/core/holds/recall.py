@@ -351,7 +351,7 @@ def _may_keep(partition: Partition, queue: Queue, ask: Ask) -> bool:
     """True if the nodes that are set aside for an ask do not exceed the entitlement of its queue.
 
     Its right was settled when they were set aside: tasks of the queue that start later are on loan. An array has used
-    up its right when so many of its tasks have started elsewhere.
+    up its right when that number of its tasks has started elsewhere.
     """
     account = queue.account
     used, tasks = (account.used, account.tasks) if is_single(ask) and ask.count > 1 else ({}, 0)

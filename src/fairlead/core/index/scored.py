@@ -4,7 +4,7 @@ Each shape has a ranking of the groups, and when it is used next, only groups th
 cost of a task grows with the number of states that changed, not with the number of nodes. A node that is chosen for a
 task moves to the group of its new state at once, so that the next score includes the task.
 
-With a placement by prices, only nodes with GPUs are scored; the others are used as by `pack`.
+With a placement by prices, only nodes with GPUs are scored; the others are ordered as for `pack`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ScoreIndex(FitIndex):
     # -- for explanations
 
     def good_about(self, node_id: int, shape: Shape, devices: Sequence[int]) -> Good:
-        """Return what is good about a node that runs a task of a shape on these devices, with a placement by prices."""
+        """Return why a placement by prices chose these devices of a node for a task."""
         self.refresh()
         row = self.nodes.rows[node_id]
         free = [capacity[row] - used[row] for capacity, used in self._state_columns]
@@ -176,7 +176,7 @@ class ScoreIndex(FitIndex):
         return super()._is_outgrown() if self._packs else self._has_packed(self.nodes.altered_since)
 
     def _has_packed(self, node_ids: Iterable[int]) -> bool:
-        """True if one of the nodes has no GPUs and is used as by `pack`."""
+        """True if one of the nodes has no GPUs, so that it is ordered as for `pack`."""
         rows = self.nodes.rows
         return self.placement.prices and any(
             node_id in rows and not self._gpus_of(rows[node_id]) for node_id in node_ids
@@ -195,7 +195,7 @@ class ScoreIndex(FitIndex):
         return (WHOLE_DEVICE,) * used + (0,) * (count - used)
 
     def _knows(self, shape: Shape) -> bool:
-        # The thresholds are only for nodes that are used as by `pack`.
+        # The thresholds are only for nodes that are ordered as for `pack`.
         return self._distinguishes(shape) and (not self._packs or shape.devices > 0 or super()._knows(shape))
 
     def _distinguishes(self, shape: Shape) -> bool:
@@ -203,7 +203,7 @@ class ScoreIndex(FitIndex):
         return {name for name, _ in shape.amounts} <= {GPU, *self._resources} and {*shape.labels} <= {*self._labels}
 
     def _choose_among(self, kinds: list[Any], shape: Shape, most: int, number: int) -> list[Choice]:
-        """Choose nodes of some kinds, which are either all scored or all used as by `pack`."""
+        """Choose nodes of some kinds, which are either all scored or all ordered as for `pack`."""
         if not isinstance(kinds[0], Groups):
             return super()._choose_among(kinds, shape, most, number)
         placement = self._placement()

@@ -181,7 +181,7 @@ def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) ->
         "attempt",
         f"{command.attempt} of {command.job} {command.stage}[{Ranges(block).first_index()}] (job number "
         f"{command.number}) was never given by this journal, which is at {highest} in era {partition.era}; its data "
-        "were set back, or it is the wrong one",
+        "were set back to an earlier time, or it is the wrong one",
         "alarm",
     )
 

@@ -129,7 +129,7 @@ def fgd(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def priced(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Prefer the node where the fewest GPUs are expected to be lost by the placement."""
+    """Prefer the node where the placement is expected to leave the fewest GPUs unusable."""
     return (_least_lost(node, task, fleet)[0],)
 
 
@@ -169,7 +169,7 @@ class Placement(NamedTuple):
     """True if the placement uses `Fleet.workload`, which is empty otherwise."""
     prices: bool = False
     """True if the placement uses `Fleet.prices`, which is None otherwise. Then only nodes with GPUs are scored; the
-    others are used as by `pack`."""
+    others are ordered as for `pack`."""
 
 
 PACK = "pack"

@@ -96,7 +96,7 @@ class Room(NamedTuple):
 
 
 class Scarce(NamedTuple):
-    """Usual requests for equal GPUs that few nodes have room for: what else they ask for, and the value of room."""
+    """Usual requests for the same GPUs, which few nodes have room for: their other amounts, and the value of room."""
 
     devices: int
     milli: int
@@ -191,8 +191,10 @@ def _keep(values: dict[Any, Value], key: object, value: Value) -> Value:
 
 
 def prices_of(mix: Sequence[Usual], kinds: Sequence[Capacities], waste: Sequence[int], ending: int) -> list[Prices]:
-    """Return the prices for nodes of each kind; `waste` is that of the mix, and `ending` the percentage of tasks that
-    end, by their GPUs."""
+    """Return the prices for nodes of each kind.
+
+    `waste` is the result of `waste_of` for the mix; `ending` is the percentage of the GPUs whose tasks end.
+    """
     asking = [usual for usual in mix if usual.task.devices]
     gpu = sum([usual.weight * usual.task.gpu for usual in asking])
     names = _counting(mix, kinds, gpu)
@@ -287,8 +289,9 @@ class Rare(NamedTuple):
 
 
 def _scarce(asking: Sequence[Usual], kinds: Sequence[Capacities], names: Sequence[int], part: int) -> list[Rare]:
-    """Return the requests that not every node with GPUs has room for, with the value of room for one of them, which is
-    this part in ten thousand of what is usually asked for."""
+    """Return the requests that not every node with GPUs has room for, each with the value of room for one task.
+
+    All room for a request together is worth `part` ten-thousandths of what the request usually asks for."""
     everywhere = frozenset(range(len(kinds)))
     gpus = sum([devices * nodes for kind in kinds for (_, devices), nodes in kind.items()])
     asked = sum([usual.weight * usual.task.gpu for usual in asking])
@@ -317,7 +320,7 @@ def _by_devices(scarce: Sequence[Rare], kind: int, ready: Sequence[int]) -> list
 
 
 def _room(asked: Sequence[int], room: int, free: Sequence[int]) -> int:
-    """Return how many requests fit, of `room` that the devices have room for."""
+    """Return how many requests fit: at most `room`, the number for which the devices suffice."""
     for amount, available in zip(asked, free, strict=True):
         if amount * room > available:
             room = max(0, available // amount)

@@ -239,7 +239,7 @@ class Packing:
         return tasks
 
     def _with_capacity(self, shape: Shape) -> list[int]:
-        """Return the nodes with capacity for a task, in the reverse order of their use."""
+        """Return the nodes with capacity for a task. The last one is used first."""
         partition = self.partition
         partition.derived.index.put_all_back()
         node_ids = sorted(partition.nodes.rows if partition.derived.index.fits(shape) else self._freed, reverse=True)

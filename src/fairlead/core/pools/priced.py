@@ -15,7 +15,7 @@ from fairlead.core.state import Partition
 
 
 def losses(partition: Partition, shape: Shape, pools: Sequence[Pool]) -> dict[str, int]:
-    """Return what is expected to be lost on a node of each pool with one task, if the placement reckons with that."""
+    """Return the expected loss on a node of each pool with one task; empty unless the placement uses prices."""
     place = PLACEMENTS.get(partition.settings.place)
     if not shape.gpus or len(pools) < 2 or place is None or not place.prices:
         return {}

@@ -70,7 +70,7 @@ victims."""
 class Clearing:
     """A trial: the capacity and the losses of queues if some tasks stopped and others started. Alters no state.
 
-    `keeps` returns True if queues may lose this much. Its second argument has the losses by the newest victims alone.
+    `keeps(losses, newest)` returns True if queues may have these losses; `newest` has those by the last victims alone.
     """
 
     def __init__(self, partition: Partition, whatif: WhatIf, victims: Iterable[Victim], keeps: Keeps | None) -> None:

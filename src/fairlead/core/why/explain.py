@@ -24,7 +24,7 @@ from fairlead.core.resources import GPU
 from fairlead.core.shape import SOFT, Shape
 from fairlead.core.state import Partition
 from fairlead.core.why import reasons
-from fairlead.core.why.never import never_fits, never_whole, why_never
+from fairlead.core.why.never import could_take, never_fits, never_whole, why_never
 from fairlead.core.why.reasons import HeldFor, NeverFits, NoCapacity, NoShare, NotStopping, Reason, WouldDelay
 
 NAMED = 5
@@ -230,7 +230,7 @@ def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], n
         names = [
             nodes.name[nodes.rows[node_id]]
             for node_id in hold.nodes
-            if may_take(nodes, nodes.rows[node_id], stage.shape)
+            if could_take(partition, nodes.rows[node_id], stage.shape)
             and not any(own_seq in nodes.held[node_id] for own_seq in own)
         ]
         if names and seq not in own:
@@ -265,8 +265,8 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     The second value is 0 for a node that would not take the task even if it were empty.
     """
     nodes, shape = partition.nodes, stage.shape
-    closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _kept(partition, shape, row, own)
-    closed = closed or _too_small(partition, shape, row)
+    closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _too_small(partition, shape, row)
+    closed = closed or _kept(partition, shape, row, own)
     if closed:
         return closed, 0
     if nodes.node_id[row] in nodes_with_task(stage):

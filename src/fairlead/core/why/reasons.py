@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fairlead.core.model import After, Condition, Job
+from fairlead.core.model import FAR, After, Condition, Job
 from fairlead.core.resources import CPU, GPU, MILLI, format_amount, format_moment, format_quantity, noun_of
 from fairlead.core.why.obstacles import Obstacle
 
@@ -95,7 +95,7 @@ class HeldFor(msgspec.Struct, frozen=True):
     stage: str
     nodes: int
     until: int
-    """The time when the hold ends, if its ask has not started before."""
+    """The time when the hold ends, if its ask has not started before; `FAR` if it lasts until then."""
     names: tuple[str, ...] = ()
     """The names of the first nodes."""
     waited: int = 0
@@ -103,7 +103,8 @@ class HeldFor(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
-        return f"{nodes} held for {tasks_of(self.job, self.stage)} until {format_moment(self.until)}"
+        until = f" (until {format_moment(self.until)})" if self.until < FAR else ""
+        return f"{nodes} held for {tasks_of(self.job, self.stage)}{until}"
 
     def shown_to(self, sees: Sees) -> HeldFor:
         return self if sees(self.job) else HeldFor("", "", self.nodes, self.until, self.names)

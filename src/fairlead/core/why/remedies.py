@@ -358,7 +358,7 @@ class Search:
         return (*steps, *more) if left <= 0 else None
 
     def _end_job(self, steps: Steps, reason: TooManyJobs) -> Steps | None:
-        """End all tasks of one other job of an account, of a job with few tasks on few nodes."""
+        """End all tasks of one other job of an account: the smallest one that runs on few nodes."""
         ended = {block.job for step in steps if isinstance(step, EndTasks) for block in step.blocks}
         ended |= {entry.stage.job.id for entry in self.partition.allocations.values() if entry.slots}  # in chains
         live: dict[str, dict[str, list[Block]]] = {}

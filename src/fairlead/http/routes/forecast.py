@@ -242,7 +242,7 @@ def unknown_running(tasks: int) -> str:
 
 
 def _no_end(tasks: int) -> str:
-    return f"{'has' if tasks == 1 else 'have'} no known end (`--estimate` and `--time-limit` give one)"
+    return f"{'has' if tasks == 1 else 'have'} no known end (--estimate or --time-limit gives one)"
 
 
 def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:

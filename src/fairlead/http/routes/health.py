@@ -30,7 +30,8 @@ def _health(request: Request) -> wire.Health:
         failing=["history"] if services.records.failing else [],
         alarms=[
             f"partition {name}: {len(nodes)} {'nodes know' if len(nodes) > 1 else 'node knows'} tasks or leaders that "
-            "are not in the journal: its data were set back; see `unknown attempt` and `epoch not known` in the log"
+            "are not in the journal: its data were set back to an earlier time; see `unknown attempt` and `epoch not "
+            "known` in the log"
             for name, nodes in services.hub.ahead().items()
         ]
         + [

@@ -1,7 +1,7 @@
 """A Slurm cluster's past: the output of `sacct` with one line a job, and that of `sinfo` for the nodes.
 
-A job on n nodes is n tasks that start together. It arrives when it became eligible, so that a wait for other jobs or
-for a time that its user chose counts for nobody. Partitions that have nodes of their own stay apart, by labels.
+A job on n nodes is n tasks that start together. It arrives when it became eligible, so that the wait for other jobs,
+or for a start time that its user chose, does not count. Partitions with nodes of their own stay separate, by labels.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _inferred(jobs: Sequence[Recorded]) -> list[tuple[str, NodeSpec]]:
 
 
 def _peak(tasks: Iterable[tuple[Arrival, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the most of each resource that so many tasks of the jobs used at one time."""
+    """Return the highest use of each resource at one time by these jobs, each with its number of tasks."""
     steps: list[tuple[Micros, bool, dict[str, int]]] = []
     for arrival, count in tasks:
         started = arrival.started or 0

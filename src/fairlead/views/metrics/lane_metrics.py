@@ -84,10 +84,10 @@ class LaneFigures:
 
 
 def _leave_lanes(update: JobUpdatedUndo, decided: Cycle, grown: dict[LaneKey, int]) -> None:
-    """Move the pending tasks that an updated job had before the cycle from its earlier lanes to its present ones.
+    """Move the pending tasks of an updated job from its earlier lanes to its present ones.
 
-    `grown` attributes all changes of the cycle to the present lanes. Of several updates, the first knows the lanes in
-    which the tasks were counted.
+    `grown` counts all changes of this cycle in the present lanes, so only the tasks from before the cycle move. Of
+    several updates of a job, only the first one has the lanes in which its tasks were counted.
     """
     job = update.job
     for stage, (_, shape, _, _) in zip(job.stages, update.stages, strict=True):
