@@ -100,30 +100,42 @@ def own_variables(
     token: dict[str, str] = {}
     if launch.token and around.server and not any(name in SERVER for name, _ in (*spec.environment, *spec.secrets)):
         token = {"FAIRLEAD_TOKEN": launch.token}
-    if not (launch.devices or launch.gang is not None or launch.values or launch.before):
-        return [token] * count_of(launch.tasks.indices) if token else None
     indices = list(each_of(launch.tasks.indices))
-    own: list[dict[str, str]] = [dict(token) for _ in indices]
-    if launch.before:
-        ends = {index: reason for reason, block in launch.before for index in each_of(block)}
-        for index, variables in zip(indices, own, strict=True):
-            if index in ends:
-                variables["FAIRLEAD_LAST_END"] = ends[index]
-    if launch.values:
-        for variables, values in zip(own, launch.values, strict=True):
-            named = zip(spec.parameters, values, strict=True)
-            variables.update((PARAMETER + name, texts[value]) for name, value in named)
-    if launch.devices:
-        # GPUs that an operator added to the detected ones are named by number.
-        names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]
-        per_task = len(names) // len(indices)
-        for at, variables in enumerate(own):
-            variables.update(_gpu_variables(",".join(names[at * per_task : (at + 1) * per_task])))
-    if launch.gang is not None:
-        ranks = launch.gang.ranks or [launch.gang.first + index for index in indices]
-        for rank, variables in zip(ranks, own, strict=True):
-            variables.update(rank_variables(launch.gang, rank, around.node, alone=bool(launch.devices)))
+    parts = (
+        _last_ends(launch, indices),
+        [{PARAMETER + name: texts[at] for name, at in zip(spec.parameters, of, strict=True)} for of in launch.values],
+        _gpus(launch, around, len(indices)),
+        _ranks(launch, around, indices),
+    )
+    if not any(parts):
+        return [token] * len(indices) if token else None
+    own = [dict(token) for _ in indices]
+    for part in filter(None, parts):
+        for variables, more in zip(own, part, strict=True):
+            variables.update(more)
     return own
+
+
+def _last_ends(launch: Launch, indices: list[int]) -> list[dict[str, str]]:
+    ends = {index: {"FAIRLEAD_LAST_END": reason} for reason, block in launch.before for index in each_of(block)}
+    return [ends.get(index, {}) for index in indices] if ends else []
+
+
+def _gpus(launch: Launch, around: Surroundings, tasks: int) -> list[dict[str, str]]:
+    if not launch.devices:
+        return []
+    # GPUs that an operator added to the detected ones are named by number.
+    names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]
+    per_task = len(names) // tasks
+    return [_gpu_variables(",".join(names[at * per_task : (at + 1) * per_task])) for at in range(tasks)]
+
+
+def _ranks(launch: Launch, around: Surroundings, indices: list[int]) -> list[dict[str, str]]:
+    gang = launch.gang
+    if gang is None:
+        return []
+    ranks = gang.ranks or [gang.first + index for index in indices]
+    return [rank_variables(gang, rank, around.node, alone=bool(launch.devices)) for rank in ranks]
 
 
 def gang_variables(gang: Gang) -> dict[str, str]:
@@ -180,10 +192,6 @@ def _gpu_variables(names: str) -> dict[str, str]:
 
 def each_of(flat: Flat) -> chain[int]:
     return chain.from_iterable(map(range, flat[::2], flat[1::2]))
-
-
-def count_of(flat: Flat) -> int:
-    return sum(flat[1::2]) - sum(flat[::2])
 
 
 def flat_of(numbers: list[int]) -> Flat:

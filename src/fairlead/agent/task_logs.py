@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import islice
+from math import inf
 from pathlib import Path
 from time import monotonic, time
 from typing import Literal
@@ -108,14 +109,14 @@ async def read_log(
     if path is None:
         yield LogPart(request.request, 0, b"", True, "there is no such log; check the name of the stage")
         return
-    since = monotonic()
-    over = is_over()
+    until = inf if request.follow else monotonic() + YOUNG
     older = path.with_name(path.name + ".1")
-    exists, base, size = await asyncio.to_thread(_look, path, older)
-    while not over and not exists and (request.follow or monotonic() < since + YOUNG):
-        await asyncio.sleep(POLL / 4)
+    while True:
         over = is_over()
         exists, base, size = await asyncio.to_thread(_look, path, older)
+        if over or exists or monotonic() >= until:
+            break
+        await asyncio.sleep(POLL / 4)
     if over and not exists:
         yield await _read_shared(shared or SharedOutput(logs), request)
         return

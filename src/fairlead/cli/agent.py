@@ -98,7 +98,7 @@ def agent(options: AgentOptions) -> None:
     log = _logger(options.log_level)
     _check_servers(options.join, options.insecure)
     labels, resources = pairs(options.label, "--label"), pairs(options.resource, "--resource")
-    check_memory(resources.get("memory", ""), "--resource", of_node=True)
+    check_memory(resources.get("memory", ""), "--resource", none=True)
     for_users = tuple(options.for_user or ())
     _check_users(for_users, options.user, {"--user-map": options.user_map, "--uids": options.uids})
     separates = os.geteuid() == 0 and not for_users

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli import completion
-from fairlead.cli.option_values import check_duration, pairs, wrong
+from fairlead.cli.option_values import amounts_of, check_duration, pairs, wrong
 from fairlead.cli.options import Common, JobName, LiveJobName, Yes
 from fairlead.cli.output import is_unreachable, print_json, print_text, problem_document
 from fairlead.cli.typer_commands import argument, option
@@ -220,23 +220,19 @@ class Changes(Common):
 
     def document(self) -> dict[str, Any]:
         """Return the changes that the options describe."""
-        resources = pairs(self.resource, "--resource")
-        for name, amount in (("cpu", self.cpu), ("memory", self.memory), ("gpu", self.gpu)):
-            if amount is not None:
-                resources[name] = amount
         labels: dict[str, str | None] = {**pairs(self.label, "--label"), **dict.fromkeys(self.unlabel or ())}
         for name in ("time_limit", "estimate"):
             if getattr(self, name) != "none":
                 check_duration(getattr(self, name), f"--{name.replace('_', '-')}")
         throttle = self.throttle
-        if throttle is not None and throttle != "none" and not (throttle.isdecimal() and int(throttle)):
+        if throttle not in (None, "none") and not re.fullmatch("0*[1-9][0-9]*", throttle):
             raise wrong("--throttle", f"{throttle!r} is not a number of tasks; write one above 0, or none")
         changes = {
             "queue": self.queue,
             "priority": self.priority,
             "after": None if self.after is None else [job for job in self.after if job],
             "labels": labels or None,
-            "resources": resources or None,
+            "resources": amounts_of(self.resource, self.cpu, self.memory, self.gpu, none=True) or None,
             "time_limit": self.time_limit,
             "estimate": self.estimate,
             "throttle": int(throttle) if throttle and throttle != "none" else throttle,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from fairlead.cli import completion
 from fairlead.cli.input_files import document_of, need_file
 from fairlead.cli.job_environment import environment_of
-from fairlead.cli.option_values import check_duration, check_memory, pairs, wrong
+from fairlead.cli.option_values import amounts_of, check_duration, pairs, wrong
 from fairlead.cli.typer_commands import Options, argument, option
 
 if TYPE_CHECKING:
@@ -193,21 +193,38 @@ class JobOptions(Options):
 
         if file is None and not self.command:
             raise wrong("COMMAND", f"give a program and its arguments{or_file}")
-        job: dict[str, Any] = {} if file is None else _read(file)
-        several = job["jobs"] if isinstance(job.get("jobs"), list) else None
-        jobs = [each for each in several if isinstance(each, dict)] if several is not None else [job]
-        for name in OF_JOB:
-            if getattr(self, name) not in (None, []):
-                if several is not None and name in ("name", "after"):
-                    continue  # the name of the pipeline; `submit_pipeline` refuses the other
-                for each in jobs:
-                    each[name] = getattr(self, name)
-        for each in jobs:
-            if self.singleton:
-                each["singleton"] = True
-            _merge(each, "labels", pairs(self.label, "--label"))
-        changes = self._stage()
         local = is_local(client.url)
+        if file is not None:
+            job = _read(file)
+            several = isinstance(job.get("jobs"), list)
+            for each in job["jobs"] if several else [job]:
+                if isinstance(each, dict):
+                    self._set(each, of_several=several)
+            changes = self._stage(local, follow)
+            for each in job["jobs"] if several else [job]:
+                if isinstance(each, dict) and changes:
+                    _change_stage(each, changes)
+            return job
+        assert self.command
+        job = {"name": _name_of(self.command[0])}
+        self._set(job)
+        stage = self._stage(local, follow)
+        stage.setdefault("resources", {}).setdefault("cpu", "1")
+        if local and "directory" not in stage:
+            stage["directory"] = os.getcwd()
+        return {**job, "stages": [stage]}
+
+    def _set(self, job: dict[str, Any], of_several: bool = False) -> None:
+        """Set the keys of a job that options give."""
+        for name in OF_JOB:
+            # The name is that of the pipeline then, and `submit_pipeline` refuses `after`.
+            if getattr(self, name) not in (None, []) and not (of_several and name in ("name", "after")):
+                job[name] = getattr(self, name)
+        if self.singleton:
+            job["singleton"] = True
+        _merge(job, "labels", pairs(self.label, "--label"))
+
+    def _environment(self, local: bool, follow: bool) -> dict[str, str]:
         environment = environment_of(
             os.environ,
             given=self.env or (),
@@ -219,20 +236,9 @@ class JobOptions(Options):
         )
         if self.pty and "TERM" in os.environ:
             environment.setdefault("TERM", os.environ["TERM"])
-        if environment:
-            changes["environment"] = environment
-        if file is None:
-            assert self.command
-            job.setdefault("name", _name_of(self.command[0]))
-            changes.setdefault("resources", {}).setdefault("cpu", "1")
-            if "directory" not in changes and local:
-                changes["directory"] = os.getcwd()
-            job["stages"] = [changes]
-        for each in jobs if file is not None and changes else ():
-            _change_stage(each, changes)
-        return job
+        return environment
 
-    def _stage(self) -> dict[str, Any]:
+    def _stage(self, local: bool, follow: bool) -> dict[str, Any]:
         """Return the fields of a stage that options give."""
         if self.shell and not self.command:
             raise wrong("--shell", "there is no COMMAND; write the line for the shell behind --, or drop --shell")
@@ -252,7 +258,7 @@ class JobOptions(Options):
             "array": int(self.array) if self.array and self.array.isdecimal() else self.array,
             "parameters": parameters,
             "count": self.gang,
-            "resources": self._resources(),
+            "resources": amounts_of(self.resource, self.cpu, self.memory, self.gpu),
             "secrets": pairs(self.secret, "--secret"),
             "selectors": pairs(self.selector, "--selector"),
             "where": self.where,
@@ -262,6 +268,7 @@ class JobOptions(Options):
             "tolerations": self.toleration,
             "results": self.result,
             **{name: getattr(self, name) for name in OF_STAGE},
+            "environment": self._environment(local, follow),
         }
         return {name: value for name, value in stage.items() if value not in (None, [], {}) and value is not False}
 
@@ -291,16 +298,6 @@ class JobOptions(Options):
                 raise wrong("--prefer", f"{text!r} has no weight; write expression=weight, such as 'zone = a=10'")
             preferences[expression.strip()] = int(weight)
         return preferences
-
-    def _resources(self) -> dict[str, str]:
-        resources = pairs(self.resource, "--resource")
-        for name, amount in (("cpu", self.cpu), ("memory", self.memory), ("gpu", self.gpu)):
-            if amount is not None:
-                if name in resources:
-                    raise wrong("--resource", f"{name} is given twice; drop it, or --{name}")
-                resources[name] = amount
-        check_memory(resources.get("memory", ""), "--resource" if self.memory is None else "--memory")
-        return resources
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -341,29 +338,34 @@ def set_values(job: dict[str, Any], settings: list[str] | None) -> None:
 
     for text in settings or ():
         path, equals, value = text.partition("=")
-        keys = path.split(".")
-        if not equals or not all(keys):
+        if not equals or not all(path.split(".")):
             raise wrong("--set", f"{text!r} is not KEY=VALUE; write one such as environment.LR=0.1")
-        stages = [stage for stage in job.get("stages") or () if isinstance(stage, dict)]
-        place: dict[str, Any] = job
-        form: type[msgspec.Struct] = StageDocument
-        if keys[0] == "stages" and len(keys) > 2:
-            named = {str(stage.get("name", "main")): stage for stage in stages}
-            if keys[1] not in named:
-                raise wrong("--set", f"the job has no stage {keys[1]}; name one of {', '.join(named)}")
-            place, keys = named[keys[1]], keys[2:]
-        elif keys[0] in JobDocument.__struct_fields__ and keys[0] != "stages":
-            form = JobDocument
-        elif len(stages) == 1:
-            [place] = stages
-        else:
-            raise wrong("--set", f"the job has {len(stages)} stages; write stages.NAME.{path}=VALUE")
         # Names of labels and selectors may have dots, so only the first one separates.
-        key, *rest = ".".join(keys).split(".", 1)
+        key, *rest = path.split(".", 1)
+        place: dict[str, Any] = job
+        form: type[msgspec.Struct] = JobDocument
+        if key == "stages" or key not in JobDocument.__struct_fields__:
+            form = StageDocument
+            place, path = _stage_at(job, path)
+            key, *rest = path.split(".", 1)
         if rest:
             _merge(place, key, {rest[0]: value})
         else:
             place[key] = _scalar(value, form, key)
+
+
+def _stage_at(job: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the stage that the path of a key names, or the only one, and the path in the stage."""
+    stages = [stage for stage in job.get("stages") or () if isinstance(stage, dict)]
+    if path.startswith("stages.") and path.count(".") > 1:
+        _, name, path = path.split(".", 2)
+        named = {str(stage.get("name", "main")): stage for stage in stages}
+        if name not in named:
+            raise wrong("--set", f"the job has no stage {name}; name one of {', '.join(named)}")
+        return named[name], path
+    if len(stages) != 1:
+        raise wrong("--set", f"the job has {len(stages)} stages; write stages.NAME.{path}=VALUE")
+    return stages[0], path
 
 
 def _scalar(text: str, form: type[msgspec.Struct], key: str) -> Any:

@@ -49,14 +49,28 @@ NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 ZERO = re.compile(r"0+(\.0+)?[A-Za-z]*")
 
 
-def check_memory(text: str, option: str, of_node: bool = False) -> None:
-    """Refuse a memory size below 1 MiB without a unit, and the size 0 except for a node."""
+def check_memory(text: str, option: str, none: bool = False) -> None:
+    """Refuse a memory size below 1 MiB without a unit, and without `none` the size 0."""
     if ZERO.fullmatch(text):
-        if of_node:
+        if none:
             return
         raise wrong(option, f"a task needs more memory than {text}; write a size such as 512Mi, or leave it out")
     if NUMBER.fullmatch(text) and float(text) < MIB:
         raise wrong(option, f"memory {text} is {text} bytes; write {text}Gi for gibibytes, or {text}Mi for mebibytes")
+
+
+def amounts_of(
+    resources: list[str] | None, cpu: str | None, memory: str | None, gpu: str | None, none: bool = False
+) -> dict[str, str]:
+    """Return the amounts that the options of resources give. With `none`, no memory at all may be asked for."""
+    amounts = pairs(resources, "--resource")
+    for name, amount in (("cpu", cpu), ("memory", memory), ("gpu", gpu)):
+        if amount is not None:
+            if name in amounts:
+                raise wrong("--resource", f"{name} is given twice; drop it, or --{name}")
+            amounts[name] = amount
+    check_memory(amounts.get("memory", ""), "--resource" if memory is None else "--memory", none)
+    return amounts
 
 
 def check_duration(text: str | None, option: str) -> None:

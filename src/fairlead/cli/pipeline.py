@@ -27,13 +27,17 @@ NOT_NEEDED = "not needed:"
 """How the reason begins for which a job that follows a failure ends if there was none."""
 
 
-def submit_pipeline(client: Client, document: dict[str, Any], job: JobOptions, options: SubmitOptions) -> None:
-    """Submit the jobs of a file. Print the name of the pipeline; with --wait, wait for all its jobs."""
+def _refuse_options_of_one(job: JobOptions, options: SubmitOptions) -> None:
     given = [name for name in OF_ONE if getattr(job, name)]
     given += [name for name in ("set", "follow", "dry_run") if getattr(options, name)]
     if given:
         flag = given[0].upper() if given[0] == "command" else f"--{given[0].replace('_', '-')}"
         raise wrong(flag, "it is for one job, and the file has several; write it there")
+
+
+def submit_pipeline(client: Client, document: dict[str, Any], job: JobOptions, options: SubmitOptions) -> None:
+    """Submit the jobs of a file. Print the name of the pipeline; with --wait, wait for all its jobs."""
+    _refuse_options_of_one(job, options)
     jobs = document["jobs"]
     unknown = [key for key in document if key not in ("jobs", "name")]
     if unknown:

@@ -301,19 +301,22 @@ def logs(options: LogOptions) -> None:
             return follow_job(client, options.job, options.stage, form)
         if several:
             return _show_several(client, options, form)
-        if options.follow:
-            until_started(client, options.job)
-        if options.index is None:
-            options.index = 0
-            tasks = sum(entry.count for entry in client.job(options.job).stages if options.stage in ("", entry.name))
-            if tasks > 1 and not options.as_json:
-                typer.echo(f"fairlead: task 0 of {tasks} tasks; -i shows another, --all shows all", err=True)
-        output = TaskOutput(client, options.job, options.stage, options.index, form)
-        offset = -options.tail if options.tail else 0
-        if options.follow and options.attempt is None:
-            output.follow(offset=offset)
-        else:
-            output.show_all(options.follow, options.attempt, offset)
+        _show_one(client, options, form)
+
+
+def _show_one(client: Client, options: LogOptions, form: Form) -> None:
+    if options.follow:
+        until_started(client, options.job)
+    if options.index is None:
+        tasks = sum(entry.count for entry in client.job(options.job).stages if options.stage in ("", entry.name))
+        if tasks > 1 and not options.as_json:
+            typer.echo(f"fairlead: task 0 of {tasks} tasks; -i shows another, --all shows all", err=True)
+    output = TaskOutput(client, options.job, options.stage, options.index or 0, form)
+    offset = -options.tail if options.tail else 0
+    if options.follow and options.attempt is None:
+        output.follow(offset=offset)
+    else:
+        output.show_all(options.follow, options.attempt, offset)
 
 
 def _show_several(client: Client, options: LogOptions, form: Form) -> None:

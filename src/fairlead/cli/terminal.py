@@ -184,8 +184,8 @@ def attach(options: AttachOptions) -> None:
     with options.client() as client:
         stages = [stage for stage in client.job(options.job).stages if options.stage in ("", stage.name)]
         own = not words and len(stages) == 1 and stages[0].pty
-        terminal = own or is_terminal()
-        variables = [f"TERM={os.environ['TERM']}"] if terminal and not own and os.environ.get("TERM") else []
+        new_terminal = not own and is_terminal()
+        variables = [f"TERM={os.environ['TERM']}"] if new_terminal and os.environ.get("TERM") else []
         wanted = op.OpenTunnel(
             job=options.job,
             stage=options.stage,
@@ -194,18 +194,23 @@ def attach(options: AttachOptions) -> None:
             kind="task" if own else "command",
             command=words,
             environment=variables,
-            terminal=terminal and not own,
+            terminal=new_terminal,
         )
         try:
-            streams = converse(client, wanted, terminal)
+            streams = converse(client, wanted, own or new_terminal)
         except KeyboardInterrupt:
             raise typer.Exit(128 + signal.SIGINT) from None
+    raise _exit_as(streams)
+
+
+def _exit_as(streams: Streams) -> typer.Exit:
+    """Print why streams ended, and return the exit of this command."""
     if streams.left:
         print_text("fairlead: left; the task continues", err=True)
-        raise typer.Exit(0)
+        return typer.Exit(0)
     if streams.why:
         print_text(f"fairlead: {streams.why}", err=True)
-    raise typer.Exit(streams.code if streams.code is not None and 0 <= streams.code < 256 else 1)
+    return typer.Exit(streams.code if streams.code is not None and 0 <= streams.code < 256 else 1)
 
 
 class ForwardOptions(Common):

@@ -40,7 +40,7 @@ def up(options: NodeOptions) -> None:
     them.
     """
     resources = pairs(options.resource, "--resource")
-    check_memory(resources.get("memory", ""), "--resource", of_node=True)
+    check_memory(resources.get("memory", ""), "--resource", none=True)
     _check_node(options.name, resources)
     agent = [
         "--log-level",

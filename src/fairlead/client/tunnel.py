@@ -14,14 +14,25 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from queue import SimpleQueue
+from ssl import SSLContext
 from subprocess import CompletedProcess
 
 from msgspec.structs import replace
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from fairlead.client.calls import Call, Caller, Problem, addresses_of, problem_of, tls_context, unreachable
+from fairlead.client.calls import (
+    Call,
+    Caller,
+    Problem,
+    ServerAddress,
+    addresses_of,
+    problem_of,
+    tls_context,
+    unreachable,
+)
 from fairlead.client.endpoint import Endpoint
 from fairlead.wire import operations as op
 from fairlead.wire.tunnels import (
@@ -83,6 +94,10 @@ class NearEnd:
         self.over = False
         """Set when nothing more is expected: the tunnel ends once the other end has everything."""
         self._left = False
+        self._lost_at: float | None = None
+        self._warned = False
+        """True once the user was told that the connection is lost."""
+        self._pause = FIRST_PAUSE
         self.attempt = 0
 
     def send(self, kind: int, channel: int, content: bytes = b"") -> None:
@@ -117,70 +132,66 @@ class NearEnd:
 
     async def run(self) -> None:
         """Carry frames until the tunnel ends. Raise a `Problem` if it cannot be opened or cannot go on."""
-        lost_at: float | None = None
-        warned = False
+        addresses, trust = addresses_of(self._endpoint), tls_context(self._endpoint)
         begun = time.monotonic()
-        pause = FIRST_PAUSE
-        at = 0
-        addresses = addresses_of(self._endpoint)
-        trust = tls_context(self._endpoint)
-        while not self._is_done():
-            address = addresses[at % len(addresses)]
-            scheme, host = (
-                ("wss" if address.secure else "ws"),
-                f"[{address.host}]" if ":" in address.host else address.host,
-            )
-            met = self._tunnel.met
-            wanted = replace(self._wanted, new=not met, attempt=self.attempt or self._wanted.attempt)
-            target = Call(wanted, self._partition).target
-            try:
-                async with connect(
-                    f"{scheme}://{host}:{address.port}{address.path}{target}",
-                    additional_headers={"authorization": f"Bearer {self._endpoint.token}"},
-                    ssl=trust,
-                    proxy=None,
-                    compression=None,
-                    max_size=None,
-                    max_queue=8,
-                    ping_interval=QUIET,
-                    ping_timeout=QUIET,
-                    user_agent_header=None,
-                ) as connection:
-                    if warned:
-                        self._told("connected again")
-                    lost_at, pause, warned = None, FIRST_PAUSE, False
-                    if connection.response is not None:
-                        self.attempt = int(connection.response.headers.get("fairlead-attempt", 0))
-                    await self._converse(connection)
-                    if connection.close_code == 4401:
-                        raise Problem("the token was revoked or has expired", 401, "unauthenticated")
-                problem: Exception = ConnectionError("the connection was closed")
-            except InvalidStatus as refusal:
-                found = problem_of(refusal.response.status_code, bytes(refusal.response.body or b""))
-                if found.status not in AGAIN:
-                    raise found from None
-                problem = found
-            except (OSError, WebSocketException) as fault:
-                problem = fault
-            except Broken as broken:
-                raise Problem(f"the connection was lost, and cannot be resumed: {broken}", code="gone") from None
+        for tries, address in enumerate(cycle(addresses), 1):
+            if self._is_done():
+                return
+            problem = await self._carry(address, trust)
             if self._is_done():
                 return
             now = time.monotonic()
-            patience, since = (PATIENCE, lost_at or now) if self._tunnel.met else (STARTING, begun)
-            if lost_at is None and self._tunnel.met:
-                lost_at = now
-                pause = FIRST_PAUSE
-            if not self._tunnel.met and not isinstance(problem, Problem) and at >= len(addresses) - 1 and not met:
-                raise unreachable(self._endpoint.url, problem) from None
-            if now - since > patience:
+            if self._tunnel.met:
+                if self._lost_at is None:
+                    self._lost_at, self._pause = now, FIRST_PAUSE
+                is_over = now - self._lost_at > PATIENCE
+            else:
+                answered = isinstance(problem, Problem)
+                is_over = now - begun > STARTING or (tries >= len(addresses) and not answered)
+            if is_over:
                 raise problem if isinstance(problem, Problem) else unreachable(self._endpoint.url, problem)
-            if lost_at is not None and now - lost_at > 1 and not warned:
+            if self._lost_at is not None and now - self._lost_at > 1 and not self._warned:
                 self._told("the connection is lost; trying again")
-                warned = True
-            at += 1
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, 1.5 * pause)
+                self._warned = True
+            await asyncio.sleep(self._pause)
+            self._pause = min(LONGEST_PAUSE, 1.5 * self._pause)
+
+    async def _carry(self, address: ServerAddress, trust: SSLContext | None) -> Exception:
+        """Connect, and carry frames while the connection lasts. Return why it ended, if another one may be opened."""
+        scheme = "wss" if address.secure else "ws"
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        wanted = replace(self._wanted, new=not self._tunnel.met, attempt=self.attempt or self._wanted.attempt)
+        try:
+            async with connect(
+                f"{scheme}://{host}:{address.port}{address.path}{Call(wanted, self._partition).target}",
+                additional_headers={"authorization": f"Bearer {self._endpoint.token}"},
+                ssl=trust,
+                proxy=None,
+                compression=None,
+                max_size=None,
+                max_queue=8,
+                ping_interval=QUIET,
+                ping_timeout=QUIET,
+                user_agent_header=None,
+            ) as connection:
+                if self._warned:
+                    self._told("connected again")
+                self._lost_at, self._pause, self._warned = None, FIRST_PAUSE, False
+                if connection.response is not None:
+                    self.attempt = int(connection.response.headers.get("fairlead-attempt", 0))
+                await self._converse(connection)
+                if connection.close_code == 4401:
+                    raise Problem("the token was revoked or has expired", 401, "unauthenticated")
+            return ConnectionError("the connection was closed")
+        except InvalidStatus as refusal:
+            problem = problem_of(refusal.response.status_code, bytes(refusal.response.body or b""))
+            if problem.status not in AGAIN:
+                raise problem from None
+            return problem
+        except (OSError, WebSocketException) as fault:
+            return fault
+        except Broken as broken:
+            raise Problem(f"the connection was lost, and cannot be resumed: {broken}", code="gone") from None
 
     def _is_done(self) -> bool:
         return self._left or (self.over and self._tunnel.settled)

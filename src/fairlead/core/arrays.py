@@ -65,20 +65,7 @@ def parse_indices(given: str, field: str) -> Flat:
         return (0, _number(given, field))
     spans: list[tuple[int, int]] = []
     for part in given.split(","):
-        match = PART.fullmatch(part.strip())
-        if match is None:
-            raise Refused(field, f"{shown(part)} is not an index or a range of indices; {FORM}")
-        first, last, step = (None if number is None else int(number) for number in match.groups())
-        assert first is not None
-        last = first if last is None else last
-        if last < first or step == 0:
-            raise Refused(field, f"{shown(part)} has no index; write the lower one first, and a step of at least 1")
-        if last >= MAX_TASKS:
-            raise Refused(field, f"{last} is too large for an index; the largest is {MAX_TASKS - 1}")
-        if step is None or step == 1:
-            spans.append((first, last + 1))
-        else:
-            spans += [(index, index + 1) for index in range(first, last + 1, step)[: MAX_SPANS + 1]]
+        spans += _spans(part, field)
         if len(spans) > MAX_SPANS:
             raise Refused(field, f"more than {MAX_SPANS} separate indices or ranges are too many; split the array")
     bounds: list[int] = []
@@ -88,6 +75,21 @@ def parse_indices(given: str, field: str) -> Flat:
         else:
             bounds += (start, end)
     return tuple(bounds)
+
+
+def _spans(part: str, field: str) -> list[tuple[int, int]]:
+    """Read an index, or a range of indices with an optional step."""
+    match = PART.fullmatch(part.strip())
+    if match is None:
+        raise Refused(field, f"{shown(part)} is not an index or a range of indices; {FORM}")
+    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    if last < first or step == 0:
+        raise Refused(field, f"{shown(part)} has no index; write the lower one first, and a step of at least 1")
+    if last >= MAX_TASKS:
+        raise Refused(field, f"{last} is too large for an index; the largest is {MAX_TASKS - 1}")
+    if step == 1:
+        return [(first, last + 1)]
+    return [(index, index + 1) for index in range(first, last + 1, step)[: MAX_SPANS + 1]]
 
 
 def _number(text: str, field: str) -> int:

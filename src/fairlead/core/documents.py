@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from fairlead.core.model import (
     Condition,
     Gang,
     JobSpec,
+    Micros,
     NotifyOn,
     Parameters,
     Scaling,
@@ -153,16 +154,34 @@ def _done_when(read: Reader, stages: Sequence[StageSpec]) -> str:
     return name if task is None else f"{name}[{task}]"
 
 
+def _changed_resources(read: Reader) -> Amounts:
+    """Read the changed amounts; 0 removes a resource."""
+    given = read.get("resources")
+    amounts = parse_request(given, read.at("resources"))
+    return tuple(sorted((dict.fromkeys(cast(Any, given), 0) | amounts).items()))
+
+
+def _changed_duration(key: str) -> Callable[[Reader], Micros | None]:
+    return lambda read: None if read.get(key) == "none" else read.optional_duration(key)
+
+
+CHANGES: dict[str, Callable[[Reader], Any]] = {
+    "queue": lambda read: read.text("queue", most=1_000),
+    "priority": lambda read: read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
+    "after": parse_after,
+    "resources": _changed_resources,
+    "time_limit": _changed_duration("time_limit"),
+    "estimate": _changed_duration("estimate"),
+    "throttle": lambda read: 0 if read.get("throttle") == "none" else read.count("throttle", low=1, high=MAX_TASKS),
+}
+"""The keys of a change that replace a value of the job, and how they are read."""
+
+
 def parse_changes(doc: object) -> dict[str, Any]:
     """Read the changes of a job as the fields of `UpdateJob`."""
     read = Reader(doc, "", "a change of a job")
     changes: dict[str, Any] = {"stage": read.name("stage", "")}
-    if read.get("queue") is not None:
-        changes["queue"] = read.text("queue", most=1_000)
-    if read.get("priority") is not None:
-        changes["priority"] = read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY)
-    if read.get("after") is not None:
-        changes["after"] = parse_after(read)
+    changes |= {key: parse(read) for key, parse in CHANGES.items() if read.get(key) is not None}
     labels = read.get("labels", {})
     if isinstance(labels, Mapping):
         gone = [name for name, value in labels.items() if value is None]
@@ -171,18 +190,8 @@ def parse_changes(doc: object) -> dict[str, Any]:
         changes["labels"] = kept.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL)
     else:
         read.pairs("labels")  # refuses it
-    if read.get("resources") is not None:
-        given = read.get("resources")
-        amounts = parse_request(given, read.at("resources"))
-        changes["resources"] = tuple(sorted((dict.fromkeys(cast(Any, given), 0) | amounts).items()))
-    for key in ("time_limit", "estimate"):
-        if read.get(key) is not None:
-            changes[key] = None if read.get(key) == "none" else read.optional_duration(key)
     if changes.get("time_limit") == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; write none for no limit")
-    if read.get("throttle") is not None:
-        none = read.get("throttle") == "none"
-        changes["throttle"] = 0 if none else read.count("throttle", low=1, high=MAX_TASKS)
     read.close()
     if not (changes.keys() - {"stage", "labels", "unlabel"} or changes.get("labels") or changes.get("unlabel")):
         names = "queue, priority, after, labels, resources, time_limit, estimate or throttle"
@@ -237,6 +246,13 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         stdin=read.flag("stdin", False),
         signal=read.optional("signal", _signal, ""),
     )
+    _check_stage(read, stage)
+    read.close()
+    return stage
+
+
+def _check_stage(read: Reader, stage: StageSpec) -> None:
+    """Refuse values that other values of the stage exclude."""
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
             raise Refused(read.at(f"tolerations[{at}]"), f"{shown(toleration)} has more than one *; write at most one")
@@ -256,8 +272,6 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
             raise Refused(read.at("signal"), f"{shown(stage.signal)} is a time before time_limit, but {limit}; set it")
     if stage.time_limit == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
-    read.close()
-    return stage
 
 
 def _parse_size(read: Reader) -> tuple[int, int | None, Array, Parameters]:

@@ -90,7 +90,7 @@ def _check_node(partition: Partition, node_id: int) -> None:
     for resource, column in nodes.used.items():
         # used + free = capacity + over is true by definition; only the use itself can be wrong.
         taken, capacity = column[row], nodes.capacity[resource][row]
-        if taken != used.get(resource, 0) or taken < 0 or capacity < 0:
+        if taken != used.get(resource, 0) or capacity < 0:
             raise InvariantBroken(
                 f"node {nodes.name[row]}: {resource} used {taken} of {capacity}, its allocations use {used}"
             )
@@ -165,7 +165,7 @@ def _check_counts(partition: Partition, job: Job) -> None:
     kinds = _check_whole(partition, job) if job.whole else (REPLACE, SCALE, NEW)
     for stage in job.stages:
         pending, asks = stage.pending, stage.asks
-        running = len(stage.live) if stage.live else 0
+        running = len(stage.live or ())
         total = running + (stage.done() if stage.ended else 0) + (count(stage.blocked) if stage.blocked else 0)
         if pending is not NOTHING_PENDING or asks is not NO_ASKS:
             total += stage.waiting()

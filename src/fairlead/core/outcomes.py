@@ -5,7 +5,7 @@ Intake, expiry and later phases share these functions, so that equal events have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fairlead.core.changes import (
     Asked,
@@ -510,13 +510,8 @@ def finish_if_done(plan: Plan, job: Job) -> None:
         return
     name, _, index = job.done_when.rstrip("]").partition("[")
     stages = [stage for stage in job.stages if name in ("", stage.name)]
-    if index:
-        outcomes = {outcome for outcome, ended in (stages[0].ended or {}).items() if int(index) in ended}
-        if not outcomes:
-            return
-    elif all(map(_has_ended, stages)):
-        outcomes = {outcome for stage in stages for outcome in stage.ended or ()}
-    else:
+    outcomes = _outcomes_of(stages, index)
+    if outcomes is None:
         return
     if outcomes & {"failed", "lost"}:
         finish(plan, job, "failed", _failure_of(stages))
@@ -524,6 +519,13 @@ def finish_if_done(plan: Plan, job: Job) -> None:
         finish(plan, job, "killed", "all its tasks were withdrawn")
     else:
         finish(plan, job, "succeeded", f"{'task' if index else 'stage'} {job.done_when} has succeeded" if name else "")
+
+
+def _outcomes_of(stages: Sequence[Stage], index: str) -> set[str] | None:
+    """Return how the tasks of stages, or the task with an index, have ended; None if one has not."""
+    if index:
+        return {outcome for outcome, ended in (stages[0].ended or {}).items() if int(index) in ended} or None
+    return {outcome for stage in stages for outcome in stage.ended or ()} if all(map(_has_ended, stages)) else None
 
 
 def _has_ended(stage: Stage) -> bool:

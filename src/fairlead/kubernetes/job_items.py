@@ -120,13 +120,12 @@ def _grow(state: State, unit: Unit) -> None:
     for member in unit.members.values():
         if member.index >= 0 or not member.can_be_asked_for:
             continue
-        slots = unit.slots.setdefault(member.ask, [])
-        free = [at for at, other in enumerate(slots) if other is None]
-        index = next((at for at in free if Task(unit.job, member.ask, at) not in state.ending), None)
-        if index is None and free:
-            continue  # the next update asks for it, once the release of a free task is answered
-        unit.give(member, len(slots) if index is None else index)
+        index = _slot_for(state, unit, member.ask)
         if index is None:
+            continue  # the next update asks for it, once the release of a free task is answered
+        is_new = index == len(unit.slots[member.ask])
+        unit.give(member, index)
+        if is_new:
             grown[member.ask] = None
         elif not member.bound:
             state.out.asks.append(member.task.item())
@@ -141,6 +140,15 @@ def _grow(state: State, unit: Unit) -> None:
     for ask in grown:
         count = len(unit.slots[ask])
         state.out.asks.append({"job": unit.job, "ask": ask, "count": count, **keys.get(ask, {})})
+
+
+def _slot_for(state: State, unit: Unit, ask: str) -> int | None:
+    """Return the index of a task that has ended, or of a new one; None if those that have ended are still released."""
+    slots = unit.slots.setdefault(ask, [])
+    free = [at for at, other in enumerate(slots) if other is None]
+    if not free:
+        return len(slots)
+    return next((at for at in free if Task(unit.job, ask, at) not in state.ending), None)
 
 
 def _stage_keys(unit: Unit, ask: str) -> Document:

@@ -85,14 +85,17 @@ class Reasons:
         for unit in due:
             if len(writing) < most:
                 unit.explained = now
-                reason, text = await self._explain(unit, answers.get(unit.job))
-                waiting = (member for member in unit.members.values() if not member.live and not member.stopping)
-                writing += _unwritten((member, reason, text) for member in waiting)
+                writing += await self._reasons_of(unit, answers.get(unit.job))
         nominated = self._state.nominated.values()
         writing += _unwritten((member, "NotBound", member.refused) for member in nominated)[:most]
         await asyncio.gather(*(self._write(*entry) for entry in writing))
         done = self._state.events
         await asyncio.gather(*(self._tell(*done.popleft()) for _ in range(min(len(done), most - len(writing)))))
+
+    async def _reasons_of(self, unit: Unit, answer: wire.WaitingJob | None) -> list[Entry]:
+        reason, text = await self._explain(unit, answer)
+        waiting = (member for member in unit.members.values() if not member.live and not member.stopping)
+        return _unwritten((member, reason, text) for member in waiting)
 
     async def _tell(self, member: Member, reason: str, text: str) -> None:
         async with self._slots:

@@ -179,12 +179,7 @@ class Relay:
         if self._ended is not None and not self._told and (now >= self._drain_until or not self._outputs):
             if any([_has_more(output) for output in self._outputs.values()]):
                 return
-            self._told = True
-            if not self._dumping:
-                for channel in list(self._outputs):
-                    self._end_output(channel)
-                code, why = self._ended
-                self._say(EXIT, STANDARD, CODE.pack(code) + why.encode()[:1000])
+            self._tell_end(*self._ended)
         if self._link is None:
             away = now - self._away_since
             if away > PATIENCE and not self._dumping and self._own:
@@ -192,6 +187,13 @@ class Relay:
             if away > ABANDONED and self._pid and STANDARD in self._inputs and (not self._own or self._terminal < 0):
                 self._signal(signal.SIGHUP)
                 self._away_since = now
+
+    def _tell_end(self, code: int, why: str) -> None:
+        self._told = True
+        if not self._dumping:
+            for channel in list(self._outputs):
+                self._end_output(channel)
+            self._say(EXIT, STANDARD, CODE.pack(code) + why.encode()[:1000])
 
     def _forget_client(self) -> None:
         """Let output go only to the log from now on."""
@@ -315,19 +317,17 @@ class Relay:
 
     def _handle(self, kind: int, channel: int, content: bytes) -> None:
         target = self._inputs.get(channel)
-        if kind == DATA:
-            if target is None or target.ends:
-                self._tunnel.use(channel, len(content))  # its reader has ended
-                if channel != STANDARD and channel not in self._ports:
-                    self._tunnel.forget(channel)
-                return
-            target.pending += content
+        if kind in (DATA, END) and target is not None and not target.ends:
+            if kind == DATA:
+                target.pending += content
+            else:
+                target.ends = True
             if channel not in self._connecting:
                 self._write(channel, target)
-        elif kind == END and target is not None:
-            target.ends = True
-            if channel not in self._connecting:
-                self._write(channel, target)
+        elif kind == DATA:
+            self._tunnel.use(channel, len(content))  # its reader has ended
+            if channel != STANDARD and channel not in self._ports:
+                self._tunnel.forget(channel)
         elif kind == CLOSE and channel == 0:
             self._leave()
         elif kind == CLOSE and channel in self._ports:
@@ -335,11 +335,8 @@ class Relay:
         elif kind == OPEN:
             self._open(channel, PAIR.unpack(content)[0])
         elif kind == SIZE and self._terminal >= 0:
-            rows, columns = PAIR.unpack(content)
-            try:
-                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, PAIR.pack(rows, columns) + bytes(4))
-            except OSError:
-                return
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, PAIR.pack(*PAIR.unpack(content)) + bytes(4))
         elif kind == SIGNAL:
             self._signal(NUMBER.unpack(content)[0])
 

@@ -19,6 +19,7 @@ from fairlead.wire.tunnels import ERRORS, STANDARD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from fairlead.agent.spawner.cgroups import Limits, Room
@@ -293,18 +294,7 @@ class Starter:
         log = f"{self.shared.logs}/{task.folder}/{task.name}"
         logs = [f"{log}.out", f"{log}.err"]
         created = [name for name, file in zip(logs, files, strict=True) if file is None]
-        for _ in range(3):
-            try:
-                return spawn(logs, OPEN)
-            except FileNotFoundError:
-                if not created or os.path.lexists(created[0]):
-                    raise  # the log exists, so it is the program that is missing
-                make_log_folder(os.path.dirname(log))  # it is missing, or another spawner is creating it
-            except FileExistsError:
-                for file_name in created:
-                    if os.path.lexists(file_name):
-                        os.unlink(file_name)
-        return spawn(logs, OPEN)
+        return _with_new_logs(lambda: spawn(logs, OPEN), created)
 
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:
@@ -332,6 +322,22 @@ def _checkpoint_folder(task: Task) -> str:
     except OSError as problem:
         raise CannotStart("failed", 126, f"its folder for checkpoints {folder}: {problem.strerror}") from None
     return folder
+
+
+def _with_new_logs(spawn: Callable[[], int], logs: list[str]) -> int:
+    """Call a function that creates logs and starts a process. Make their folder, and replace files that are there."""
+    for _ in range(3):
+        try:
+            return spawn()
+        except FileNotFoundError:
+            if not logs or os.path.lexists(logs[0]):
+                raise  # the log exists, so it is the program that is missing
+            make_log_folder(os.path.dirname(logs[0]))  # it is missing, or another spawner is creating it
+        except FileExistsError:
+            for log in logs:
+                if os.path.lexists(log):
+                    os.unlink(log)
+    return spawn()
 
 
 def _spawn_with(ends: Ends, path: str, command: tuple[str, ...], environment: dict[str, str]) -> int:

@@ -157,7 +157,7 @@ class Tasks:
         """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are returned."""
         self.reap()  # a task that has ended by itself is not reported as stopped
         now = monotonic()
-        asked_pids: list[int] = []
+        asked: list[Task] = []
         collectors = {each.task.key: pid for pid, each in self._collecting.items()}
         for key, grace in keys:
             if key in collectors:
@@ -170,28 +170,28 @@ class Tasks:
                 self.give_back([key])
             elif task.state == RUNNING and (not task.cause or now + grace < task.kill_at):
                 if not task.cause:
-                    asked_pids.append(task.pid)
+                    asked.append(task)
                 task.cause = cause
                 task.kill_at = now + grace
                 self._leaving[key] = task
-        for pid in asked_pids:
-            self._starter.write_stop_file(
-                self._by_pid[pid], self._by_pid[pid].why or LEASE_OVER, time() + self._left(pid, now)
-            )
-        if asked_pids:
-            try:
-                processes = members(asked_pids, self._marks())
-            except OSError:
-                processes = {pid: [pid] for pid in asked_pids}  # their other processes are found when they are killed
-            for pid, pids in processes.items():
-                task = self._by_pid[pid]
-                number = task.signal[0]
-                if number and task.kill_at > now:
-                    task.end_at = task.kill_at - min(END_TIME, (task.kill_at - now) / 2)
-                self._ask(task, pids, number or signal.SIGTERM)
+        if asked:
+            self._begin_stop(asked, now)
 
-    def _left(self, pid: int, now: float) -> float:
-        return max(0.0, self._by_pid[pid].kill_at - now)
+    def _begin_stop(self, tasks: list[Task], now: float) -> None:
+        """Tell tasks why and until when, and send the first signal to their processes."""
+        for task in tasks:
+            self._starter.write_stop_file(task, task.why or LEASE_OVER, time() + max(0.0, task.kill_at - now))
+        asked = [task.pid for task in tasks]
+        try:
+            processes = members(asked, self._marks())
+        except OSError:
+            processes = {pid: [pid] for pid in asked}  # their other processes are found when they are killed
+        for pid, pids in processes.items():
+            task = self._by_pid[pid]
+            number = task.signal[0]
+            if number and task.kill_at > now:
+                task.end_at = task.kill_at - min(END_TIME, (task.kill_at - now) / 2)
+            self._ask(task, pids, number or signal.SIGTERM)
 
     def _ask(self, task: Task, pids: list[int], number: int) -> None:
         """Send a signal to the processes of a task."""

@@ -48,8 +48,8 @@ def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
     if stage is None or command.number not in (0, stage.job.number):
         return _handle_unknown(plan, command)
     reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
-    whole = (stage.live or {}).get(command.indices[0]) if command.indices else None
-    if whole is not None and _is_whole(plan, whole, command):
+    whole = _whole(plan, stage, command)
+    if whole is not None:
         _take(plan, whole, whole.indices, command, reason)
         return Accepted()
     blocks = _live(plan, stage, command)
@@ -83,13 +83,12 @@ def _handle_unknown(plan: Plan, command: Report) -> Accepted | Rejected:
     return Accepted(note="stale: the job is not known any more")
 
 
-def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
-    """True if a report covers exactly the tasks of one allocation, as nearly all reports do."""
-    return (
-        allocation.indices == command.indices
-        and allocation.attempt == command.attempt
-        and _node(plan, allocation) == command.node
-    )
+def _whole(plan: Plan, stage: Stage, command: Report) -> Allocation | None:
+    """Return the allocation of which a report covers exactly the tasks, as nearly all reports do; None without one."""
+    allocation = stage.live.get(command.indices[0]) if stage.live and command.indices else None
+    if allocation is None or allocation.indices != command.indices or allocation.attempt != command.attempt:
+        return None
+    return allocation if _node(plan, allocation) == command.node else None
 
 
 def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
@@ -229,13 +228,17 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
     )
 
 
+def _acknowledge(plan: Plan, allocation: Allocation, block: tuple[int, ...], ran: Micros) -> None:
+    if allocation.state == "assigned" or (allocation.state == "running" and allocation.known_until):
+        into = 0 if block == allocation.indices else plan.partition.counters.allocation
+        plan.do(Acknowledged(allocation.id, block, into, ran))
+        trust(plan, allocation.node)
+
+
 def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
     state, node = command.state, command.node
     if state == "running":
-        if allocation.state == "assigned" or (allocation.state == "running" and allocation.known_until):
-            into = 0 if block == allocation.indices else plan.partition.counters.allocation
-            plan.do(Acknowledged(allocation.id, block, into, command.ran))
-            trust(plan, allocation.node)
+        _acknowledge(plan, allocation, block, command.ran)
     elif state == "succeeded":
         if allocation.stage.terms.min == 1:
             _measure(plan, allocation, command.ran)

@@ -27,16 +27,8 @@ def update(plan: Plan, command: UpdateJob) -> Accepted:
     need_own(job, "change it")
     spec = job.spec
     changed: list[str] = []
-    never: tuple[Condition, str] | None = None
-    if command.queue is not None and command.queue != job.queue.path:
-        queue = find_leaf(partition, command.queue)
-        need_submit(command, queue)
-        need_priority(command, queue, job.priority if command.priority is None else command.priority)
-        changed.append(f"queue {queue.path}")
-        spec = replace(spec, queue=queue.path, matched=None)
-    if command.after is not None and command.after != spec.after:
-        spec, never = _with_after(partition, job, replace(spec, after=command.after), command)
-        changed.append(f"after {', '.join(spec.after) or 'no job'}")
+    spec = _with_queue(partition, job, spec, command, changed)
+    spec, never = _with_after(partition, job, spec, command, changed)
     wants = bool(changed)
     stage = _stage(command, job)
     if stage is not None:
@@ -54,14 +46,28 @@ def update(plan: Plan, command: UpdateJob) -> Accepted:
         _ask_again(plan, job, asks, moved)
         if command.after is not None:
             _follow_others(plan, job, never)
-    priority = command.priority
-    if priority is not None and priority != job.priority and not job.over:
-        if priority > job.priority:
-            need_priority(command, job.queue, priority)
-        plan.do(JobPrioritised(job.id, priority))
-        changed.append(f"priority {priority}")
+    _prioritise(plan, job, command.priority, command, changed)
     note = f"it can never start: {job.reason}" if job.over else ", ".join(changed) or "no change"
     return Accepted(job=job.id, note=note)
+
+
+def _prioritise(plan: Plan, job: Job, priority: int | None, command: UpdateJob, changed: list[str]) -> None:
+    if priority is None or priority == job.priority or job.over:
+        return
+    if priority > job.priority:
+        need_priority(command, job.queue, priority)
+    plan.do(JobPrioritised(job.id, priority))
+    changed.append(f"priority {priority}")
+
+
+def _with_queue(partition: Partition, job: Job, spec: JobSpec, command: UpdateJob, changed: list[str]) -> JobSpec:
+    if command.queue is None or command.queue == job.queue.path:
+        return spec
+    queue = find_leaf(partition, command.queue)
+    need_submit(command, queue)
+    need_priority(command, queue, job.priority if command.priority is None else command.priority)
+    changed.append(f"queue {queue.path}")
+    return replace(spec, queue=queue.path, matched=None)
 
 
 def _stage(command: UpdateJob, job: Job) -> Stage | None:
@@ -129,9 +135,12 @@ def _with_labels(spec: JobSpec, command: UpdateJob, changed: list[str]) -> JobSp
 
 
 def _with_after(
-    partition: Partition, job: Job, spec: JobSpec, command: UpdateJob
+    partition: Partition, job: Job, spec: JobSpec, command: UpdateJob, changed: list[str]
 ) -> tuple[JobSpec, tuple[Condition, str] | None]:
     """Return the job with other dependencies, and why they can never be met."""
+    if command.after is None or command.after == spec.after:
+        return spec, None
+    spec = replace(spec, after=command.after)
     if spec.singleton:
         spec = _with_namesakes(partition, job, spec)
     spec, never = check_after(partition, job.id, spec, command.past)
@@ -142,6 +151,7 @@ def _with_after(
             )
         if _comes_after(partition, partition.jobs[name], job):
             raise Refused(f"after[{at}]", f"job {name} itself comes after job {job.id}; leave it out", "conflict")
+    changed.append(f"after {', '.join(spec.after) or 'no job'}")
     return spec, never
 
 

@@ -139,20 +139,8 @@ class Search:
     def _cure(self, steps: Steps, reason: Reason) -> Step | None:
         """Return the step against a reason other than missing capacity."""
         match reason:
-            case OverLimit():
-                place = self._limit_of(reason.account)
-                if place is not None:
-                    queue, user, group = place
-                    now = next((step.now for step in _same(steps, RaiseLimit, place, reason.resource)), reason.limit)
-                    limit = reason.used + reason.asked
-                    return RaiseLimit(queue, user=user, group=group, resource=reason.resource, limit=limit, now=now)
-            case TooManyJobs():
-                place = self._limit_of(reason.account)
-                if place is not None:
-                    queue, user, group = place
-                    now = next((step.now for step in _same(steps, RaiseMaxJobs, place)), reason.max_jobs)
-                    more = max(1, 2 * (reason.max_jobs - now))
-                    return RaiseMaxJobs(queue, user=user, group=group, max_jobs=now + more, now=now)
+            case OverLimit() | TooManyJobs():
+                return self._raise_limit(steps, reason)
             case reasons.Throttled():
                 wanted = self.trials.needs[0][1]
                 now = next((step.now for step in steps if isinstance(step, RaiseThrottle)), reason.throttle)
@@ -171,6 +159,19 @@ class Search:
             case reasons.NotReady():
                 return Ready()
         return None
+
+    def _raise_limit(self, steps: Steps, reason: OverLimit | TooManyJobs) -> Step | None:
+        place = self._limit_of(reason.account)
+        if place is None:
+            return None
+        queue, user, group = place
+        if isinstance(reason, OverLimit):
+            now = next((step.now for step in _same(steps, RaiseLimit, place, reason.resource)), reason.limit)
+            limit = reason.used + reason.asked
+            return RaiseLimit(queue, user=user, group=group, resource=reason.resource, limit=limit, now=now)
+        now = next((step.now for step in _same(steps, RaiseMaxJobs, place)), reason.max_jobs)
+        more = max(1, 2 * (reason.max_jobs - now))
+        return RaiseMaxJobs(queue, user=user, group=group, max_jobs=now + more, now=now)
 
     def _limit_of(self, account_name: str) -> tuple[str, str, str] | None:
         """Return where the limit of an account is set: the queue and, for such a limit, the user or the group."""

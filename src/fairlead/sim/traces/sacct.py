@@ -151,16 +151,7 @@ def _recorded(row: Mapping[str, str], overrun: Overrun) -> Recorded:
     number = row["jobid"]
     if not number:
         raise ValueError("fewer values than columns")
-    submit, started, ended = _time(row["submit"]), _time(row["start"]), _time(row["end"])
-    if submit is None:
-        raise ValueError("no submit time")
-    if started is None or (ended is not None and ended <= started and row.get("state", "").startswith("CANCELLED")):
-        raise ValueError("never ran")
-    if ended is None:
-        raise ValueError("had not ended")
-    arrived = max(submit, min(started, _time(row.get("eligible", "")) or submit))
-    if not 0 <= ended - started <= MAX_DURATION or started < submit:
-        raise ValueError("its times are not in order")
+    arrived, started, ended = _times(row)
     tres = _tres(row.get("tres", ""))
     nodes = _whole(row.get("nnodes", "") or str(tres.get("node", 1)), "NNodes") or 1
     cpus = _whole(row["ncpus"], "NCPUS") or tres.get("cpu", 0)
@@ -184,6 +175,20 @@ def _recorded(row: Mapping[str, str], overrun: Overrun) -> Recorded:
     )
     hosts = tuple(expand_hosts(row["nodelist"])) if row.get("nodelist", "") not in NOTHING else ()
     return Recorded(Arrival(arrived, number, spec, (duration,), started), partition, hosts)
+
+
+def _times(row: Mapping[str, str]) -> tuple[Micros, Micros, Micros]:
+    """Return when a job arrived, started and ended."""
+    submit, started, ended = _time(row["submit"]), _time(row["start"]), _time(row["end"])
+    if submit is None:
+        raise ValueError("no submit time")
+    if started is None or (ended is not None and ended <= started and row.get("state", "").startswith("CANCELLED")):
+        raise ValueError("never ran")
+    if ended is None:
+        raise ValueError("had not ended")
+    if not 0 <= ended - started <= MAX_DURATION or started < submit:
+        raise ValueError("its times are not in order")
+    return max(submit, min(started, _time(row.get("eligible", "")) or submit)), started, ended
 
 
 def _name(text: str) -> str:
