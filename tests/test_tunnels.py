@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.agent.spawner import relay as relay_module
-from fairlead.agent.spawner.relay import MOST, Input, Relay
+from fairlead.agent.spawner.relay import MOST, PATIENCE, Input, Relay
+from fairlead.agent.spawner.task_start import Ends
 from fairlead.wire.tunnels import (
     CONNECTIONS,
     COUNT,
@@ -238,3 +239,17 @@ def test_readers_that_take_nothing_slow_a_tunnel_down_before_it_takes_much_memor
 def _read_all(fd: int, size: int) -> None:
     while size:
         size -= len(os.read(fd, size))
+def test_a_relay_without_a_client_ends_although_output_was_not_read() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reader, writer = os.pipe()
+    os.write(writer, b"more than fits the window")
+    ends = Ends(-1, -1)
+    ends.outputs[STANDARD] = (reader, -1)
+    with ours, theirs:
+        relay = Relay(theirs, 1, True, ends)
+        relay._ended = (0, "")
+        relay._away_since = time.monotonic() - PATIENCE - 1
+        relay._keep_time()
+        assert relay._dumping, "it reads the rest, which nothing waits for"
+    os.close(reader)
+    os.close(writer)

@@ -109,14 +109,8 @@ async def read_log(
     if path is None:
         yield LogPart(request.request, 0, b"", True, "there is no such log; check the name of the stage")
         return
-    until = inf if request.follow else monotonic() + YOUNG
     older = path.with_name(path.name + ".1")
-    while True:
-        over = is_over()
-        exists, base, size = await asyncio.to_thread(_look, path, older)
-        if over or exists or monotonic() >= until:
-            break
-        await asyncio.sleep(POLL / 4)
+    over, exists, base, size = await _wait_for_log(path, older, is_over, request.follow)
     if over and not exists:
         yield await _read_shared(shared or SharedOutput(logs), request)
         return
@@ -125,21 +119,41 @@ async def read_log(
         yield LogPart(request.request, offset, data)
         offset += len(data)
     current = max(0, offset - base)
-    while exists and (size > current or not over):
-        over = is_over()  # checked before the last read, so that nothing written before the end is missed
-        more = await asyncio.to_thread(_read_on, path, current)
-        if more is None:
-            base, current = base + current, 0
-            continue
-        if more:
-            yield LogPart(request.request, base + current, more)
-            current += len(more)
-        if len(more) == PART:
-            continue
-        if over or not request.follow:
-            break
-        await asyncio.sleep(POLL)
+    if exists and (size > current or not over):
+        async for more in _pieces(path, current, is_over, request.follow):
+            if more is None:
+                base, current = base + current, 0
+            else:
+                yield LogPart(request.request, base + current, more)
+                current += len(more)
     yield LogPart(request.request, base + current, b"", True, "" if exists else MISSING)
+
+
+async def _wait_for_log(
+    path: Path, older: Path, is_over: Callable[[], bool], follow: bool
+) -> tuple[bool, bool, int, int]:
+    """Wait until a log exists, with `follow` until its task is over. Return if it is, and what `_look` returns."""
+    until = inf if follow else monotonic() + YOUNG
+    while True:
+        over = is_over()
+        exists, base, size = await asyncio.to_thread(_look, path, older)
+        if over or exists or monotonic() >= until:
+            return over, exists, base, size
+        await asyncio.sleep(POLL / 4)
+
+
+async def _pieces(path: Path, offset: int, is_over: Callable[[], bool], follow: bool) -> AsyncIterator[bytes | None]:
+    """Yield a log from an offset on, with `follow` until its task is over. None says that the log begins anew."""
+    while True:
+        over = is_over()  # checked before the last read, so that nothing written before the end is missed
+        more = await asyncio.to_thread(_read_on, path, offset)
+        offset = 0 if more is None else offset + len(more)
+        if more is None or more:
+            yield more
+        if more is not None and len(more) < PART:
+            if over or not follow:
+                return
+            await asyncio.sleep(POLL)
 
 
 async def _read_shared(shared: SharedOutput, request: LogRequest) -> LogPart:

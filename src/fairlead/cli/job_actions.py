@@ -224,9 +224,6 @@ class Changes(Common):
         for name in ("time_limit", "estimate"):
             if getattr(self, name) != "none":
                 check_duration(getattr(self, name), f"--{name.replace('_', '-')}")
-        throttle = self.throttle
-        if throttle not in (None, "none") and not re.fullmatch("0*[1-9][0-9]*", throttle):
-            raise wrong("--throttle", f"{throttle!r} is not a number of tasks; write one above 0, or none")
         changes = {
             "queue": self.queue,
             "priority": self.priority,
@@ -235,12 +232,19 @@ class Changes(Common):
             "resources": amounts_of(self.resource, self.cpu, self.memory, self.gpu, none=True) or None,
             "time_limit": self.time_limit,
             "estimate": self.estimate,
-            "throttle": int(throttle) if throttle and throttle != "none" else throttle,
+            "throttle": self._throttle(),
         }
         given = {name: value for name, value in changes.items() if value is not None}
         if not given:
             raise typer.BadParameter("name what should change, such as --queue root.ml or --throttle 8")
         return {**given, **({"stage": self.stage} if self.stage else {})}
+
+    def _throttle(self) -> int | str | None:
+        if self.throttle in (None, "none"):
+            return self.throttle
+        if not re.fullmatch("0*[1-9][0-9]*", self.throttle):
+            raise wrong("--throttle", f"{self.throttle!r} is not a number of tasks; write one above 0, or none")
+        return int(self.throttle)
 
 
 def update(changes: Changes) -> None:

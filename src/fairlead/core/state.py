@@ -571,10 +571,7 @@ class Partition:
             self.link(allocation)
         if not job.listed or job.ended_at is not None:
             self.list_or_unlist(job)
-        if job.queue.order.by_running:
-            self._resort(job)
-        self.touched.nodes.add(allocation.node)
-        self.touched.jobs[job.id] = None
+        self._touch(allocation, job)
 
     def book_singles(self, allocations: list[Allocation], devices: tuple[int, ...]) -> None:
         """Book the first allocations of many jobs: one task each, of one shape, on one node."""
@@ -648,6 +645,9 @@ class Partition:
             self.unlink(allocation)
         if job.over:
             self.list_or_unlist(job)
+        self._touch(allocation, job)
+
+    def _touch(self, allocation: Allocation, job: Job) -> None:
         if job.queue.order.by_running:
             self._resort(job)
         self.touched.nodes.add(allocation.node)

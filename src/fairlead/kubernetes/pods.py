@@ -364,17 +364,16 @@ def _apart(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHonoure
 
 def _means_own(term: PodTerm, pod: Pod, own: Collection[str]) -> bool:
     """True if a term selects the pods of the same stage and no others."""
-    if term.namespace_selector is not None or term.mismatch_label_keys:
-        return False
+    others = term.namespace_selector is not None or term.mismatch_label_keys
     namespace, labels = pod.metadata.namespace, pod.metadata.labels or {}
-    if list(term.namespaces or [namespace]) != [namespace]:
+    if others or list(term.namespaces or [namespace]) != [namespace]:
         return False
     selector = term.label_selector or LabelSelector()
-    one_value = (
-        each.key for each in selector.match_expressions or () if each.operator == "In" and len(each.values or ()) == 1
-    )
-    named = (*(selector.match_labels or ()), *(term.match_label_keys or ()), *one_value)
-    return selects(selector, labels) and any(key in own and key in labels for key in named)
+    named = [*(selector.match_labels or ()), *(term.match_label_keys or ())]
+    for each in selector.match_expressions or ():
+        if each.operator == "In" and len(each.values or ()) == 1:
+            named.append(each.key)
+    return selects(selector, labels) and not set(own).isdisjoint(labels.keys() & named)
 
 
 def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:

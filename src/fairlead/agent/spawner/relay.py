@@ -176,17 +176,21 @@ class Relay:
 
     def _keep_time(self) -> None:
         now = monotonic()
-        if self._ended is not None and not self._told and (now >= self._drain_until or not self._outputs):
-            if any([_has_more(output) for output in self._outputs.values()]):
-                return
-            self._tell_end(*self._ended)
         if self._link is None:
-            away = now - self._away_since
-            if away > PATIENCE and not self._dumping and self._own:
-                self._forget_client()
-            if away > ABANDONED and self._pid and STANDARD in self._inputs and (not self._own or self._terminal < 0):
-                self._signal(signal.SIGHUP)
-                self._away_since = now
+            self._see_absence(now)
+        if self._ended is None or self._told or (now < self._drain_until and self._outputs):
+            return
+        if not any([_has_more(output) for output in self._outputs.values()]):
+            self._tell_end(*self._ended)
+
+    def _see_absence(self, now: float) -> None:
+        """Go on without a client that is away for too long."""
+        away = now - self._away_since
+        if away > PATIENCE and not self._dumping and self._own:
+            self._forget_client()
+        if away > ABANDONED and self._pid and STANDARD in self._inputs and (not self._own or self._terminal < 0):
+            self._signal(signal.SIGHUP)
+            self._away_since = now
 
     def _tell_end(self, code: int, why: str) -> None:
         self._told = True
@@ -316,18 +320,8 @@ class Relay:
             self._drop()
 
     def _handle(self, kind: int, channel: int, content: bytes) -> None:
-        target = self._inputs.get(channel)
-        if kind in (DATA, END) and target is not None and not target.ends:
-            if kind == DATA:
-                target.pending += content
-            else:
-                target.ends = True
-            if channel not in self._connecting:
-                self._write(channel, target)
-        elif kind == DATA:
-            self._tunnel.use(channel, len(content))  # its reader has ended
-            if channel != STANDARD and channel not in self._ports:
-                self._tunnel.forget(channel)
+        if kind in (DATA, END):
+            self._take_input(channel, content if kind == DATA else None)
         elif kind == CLOSE and channel == 0:
             self._leave()
         elif kind == CLOSE and channel in self._ports:
@@ -339,6 +333,21 @@ class Relay:
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, PAIR.pack(*PAIR.unpack(content)) + bytes(4))
         elif kind == SIGNAL:
             self._signal(NUMBER.unpack(content)[0])
+
+    def _take_input(self, channel: int, content: bytes | None) -> None:
+        """Queue input for its reader; None ends the input."""
+        target = self._inputs.get(channel)
+        if target is not None and not target.ends:
+            if content is None:
+                target.ends = True
+            else:
+                target.pending += content
+            if channel not in self._connecting:
+                self._write(channel, target)
+        elif content is not None:
+            self._tunnel.use(channel, len(content))  # its reader has ended
+            if channel != STANDARD and channel not in self._ports:
+                self._tunnel.forget(channel)
 
     def _leave(self) -> None:
         """The client has left for good."""

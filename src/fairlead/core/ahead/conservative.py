@@ -83,7 +83,7 @@ class Conservative(Backfill):
         if partition.earmark_of(ask.seq) is not None:
             return starter.start(lane, ask, together, most)  # planned asks use no nodes that are earmarked for it
         length, before = run_time(partition, ask), starter.before(ask.stage.job)
-        late = [self._guard] if self._guard is not None and not self._in_time_for_guard(ask) else []
+        late = self._late_guard(ask)
         for guard in late:
             guard.look_ahead()
         placed, reason = starter.start(lane, ask, together, together)

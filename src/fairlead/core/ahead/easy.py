@@ -215,9 +215,8 @@ class Backfill:
             return False
         self.plan = plan
         plan.planned = self._planned()
-        for reserve in (self._reserve, self._guard):
-            if reserve is not None:
-                reserve.plan = plan
+        for reserve in self._reserves():
+            reserve.plan = plan
         return True
 
     def _holds_for(self, lane: Lane, head: Ask, versions: tuple[int, int], now: Micros) -> bool:
@@ -261,14 +260,10 @@ class Backfill:
     def _start_beside(
         self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        before, reserve, guard = starter.before(ask.stage.job), self._reserve, self._guard
-        assert reserve is not None
-        late = [] if self._delays is None or self._in_time(ask) else [reserve]
-        if guard is not None and not self._in_time_for_guard(ask):
-            late.append(guard)
+        before, late = starter.before(ask.stage.job), self._could_delay(ask)
         same_shape = not ask.whole and ask.stage.shape is self._shape
         if late:
-            spare = reserve.spare if same_shape and late == [reserve] else together
+            spare = self.spare if same_shape and late == [self._reserve] else together
             most = max(together, min(most, spare))
         if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
             for each in late:
@@ -280,10 +275,24 @@ class Backfill:
         if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
             return 0, self._delays or self._would_delay()
-        for kept in (reserve, guard):
-            if kept is not None and kept not in late:
+        for kept in self._reserves():
+            if kept not in late:
                 kept.see_placed(before[0])
         return placed, reason
+
+    def _reserves(self) -> list[Reserve]:
+        return [reserve for reserve in (self._reserve, self._guard) if reserve is not None]
+
+    def _could_delay(self, ask: Ask) -> list[Reserve]:
+        """Return the plans of the head that an ask could delay, because it may run beyond their times."""
+        late = [] if self._reserve is None or self._delays is None or self._in_time(ask) else [self._reserve]
+        return late + self._late_guard(ask)
+
+    def _late_guard(self, ask: Ask) -> list[Reserve]:
+        guard = self._guard
+        if guard is None or (guard.when is not None and ends_in_time(self.plan.now, given_run_time(ask), guard.when)):
+            return []
+        return [guard]
 
     def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
         """Count tasks placed since a mark in all reserves; count nothing and return False if the head does not fit."""
@@ -293,12 +302,6 @@ class Backfill:
                     taken.give_back()
                 return False
         return True
-
-    def _in_time_for_guard(self, ask: Ask) -> bool:
-        guard = self._guard
-        return guard is None or (
-            guard.when is not None and ends_in_time(self.plan.now, given_run_time(ask), guard.when)
-        )
 
     def _would_delay(self) -> WouldDelay | None:
         """Return the reason for an ask that would delay the head beyond its latest start."""

@@ -62,9 +62,9 @@ class _Basis:
         """Replace a set of the basis by the set with these counts; by the one that runs out first."""
         weights = [sum([a * b for a, b in zip(row, counts, strict=True) if b]) for row in self._inverse]
         amounts = [sum([a * b for a, b in zip(row, self._wanted, strict=True)]) for row in self._inverse]
-        leaving = -1
-        for at, weight in enumerate(weights):
-            if weight > 0 and (leaving < 0 or amounts[at] * weights[leaving] < amounts[leaving] * weight):
+        leaving, *others = [at for at, weight in enumerate(weights) if weight > 0]
+        for at in others:
+            if amounts[at] * weights[leaving] < amounts[leaving] * weights[at]:
                 leaving = at
         row, by = self._inverse[leaving], weights[leaving]
         for at, other in enumerate(self._inverse):
