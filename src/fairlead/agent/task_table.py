@@ -114,8 +114,6 @@ class TaskTable:
     # -- orders of the server ------------------------------------------------------------------------------------
 
     def handle(self, work: Work) -> None:
-        if any(launch.gang is not None and not launch.gang.port for launch in work.launches):
-            work = msgspec.structs.replace(work, launches=tuple(map(self._with_ports, work.launches)))
         for stop in work.stops:
             self._stop(stop)
         if work.standing:
@@ -125,10 +123,11 @@ class TaskTable:
             self.spawners_of(spec.user)
         groups: list[list[Frame]] = [[] for _ in self.outbox]
         slots: list[dict[int, int]] = [{} for _ in self.outbox]
-        for launch in work.launches:
+        launches = list(map(self._with_ports, work.launches))
+        for launch in launches:
             if not launch.slots:
                 self._launch(launch, work, groups)
-        self._launch_chained([launch for launch in work.launches if launch.slots], work, groups, slots)
+        self._launch_chained([launch for launch in launches if launch.slots], work, groups, slots)
         for spawner, outbox in enumerate(self.outbox):
             if groups[spawner] or slots[spawner]:
                 outbox.append(("launch", groups[spawner], slots[spawner]))

@@ -240,19 +240,21 @@ class JobOptions(Options):
 
     def _stage(self, local: bool, follow: bool) -> dict[str, Any]:
         """Return the fields of a stage that options give."""
-        if self.shell and not self.command:
-            raise wrong("--shell", "there is no COMMAND; write the line for the shell behind --, or drop --shell")
-        for name in ("estimate", "time_limit"):
-            check_duration(getattr(self, name), _option(name))
-        if self.array and self.gang:
-            raise wrong(
-                "--gang", "tasks of an array start one by one, those of a gang together; drop --array or --gang"
-            )
+        check_duration(self.estimate, "--estimate")
+        check_duration(self.time_limit, "--time-limit")
         parameters = self._parameters()
-        if parameters and self.gang:
-            raise wrong("--gang", "tasks of a sweep start one by one; drop it, or the parameters")
-        if self.min and not self.gang:
-            raise wrong("--min", "it is the number of tasks of a gang that start together; add --gang")
+        by_line = "there is no COMMAND; write the line for the shell behind --, or drop --shell"
+        of_array = "tasks of an array start one by one, those of a gang together; drop --array or --gang"
+        of_sweep = "tasks of a sweep start one by one; drop it, or the parameters"
+        of_gang = "it is the number of tasks of a gang that start together; add --gang"
+        for option_name, is_wrong, problem in (
+            ("--shell", self.shell and not self.command, by_line),
+            ("--gang", self.gang and self.array, of_array),
+            ("--gang", self.gang and parameters, of_sweep),
+            ("--min", self.min and not self.gang, of_gang),
+        ):
+            if is_wrong:
+                raise wrong(option_name, problem)
         stage = {
             "command": self.whole_command,
             "array": int(self.array) if self.array and self.array.isdecimal() else self.array,

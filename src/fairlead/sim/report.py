@@ -201,7 +201,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
         Bars("share", [100 * entitled[path] for path in largest]),
         Bars("use", [100 * used[path] / total for path in largest]),
     ]
-    most = max(value for group in groups for value in group.values)
+    most = max(*groups[0].values, *groups[1].values)
     labels = [path.removeprefix("root.") for path in largest]
     more = f" Shown are the {MAX_QUEUES} of {len(used)} queues that used most." if len(used) > MAX_QUEUES else ""
     return section(

@@ -171,7 +171,7 @@ class Timeline:
             return
         span = FAR if length is None else max(1, length)
         starts = [piece.since for piece in pieces]
-        times = sorted({now, *[at for at in starts if at > now], *[at - span + 1 for at in starts if at - span >= now]})
+        times = sorted([at for at in {now, *starts, *[at - span + 1 for at in starts]} if at >= now])
         window: deque[int] = deque()  # positions of pieces, with increasing capacity
         entered = 0
         for when in times:
