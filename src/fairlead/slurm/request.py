@@ -113,42 +113,41 @@ def number(given: Given, name: str) -> int | None:
 
 def shape_of(given: Given, cluster: Cluster) -> tuple[Shape, list[str]]:
     """Return the shape that options ask for, and conditions on nodes that follow from it."""
-    values = {name: number(given, name) for name in NUMBERS}
+    values = {name: number(given, name) or 0 for name in NUMBERS}
     gpus_per_node, models, resources = _gpus(given)
     nodes, named = _nodes(given)
-    per_task, tasks, per_node = values["cpus-per-task"] or 1, values["ntasks"], values["ntasks-per-node"]
+    per_task, per_node = values["cpus-per-task"] or 1, values["ntasks-per-node"]
     gpus = _count_of(given, "gpus", models)
-    if values["ntasks-per-gpu"]:
-        tasks = tasks or values["ntasks-per-gpu"] * (gpus or gpus_per_node * (nodes or 1))
+    tasks = values["ntasks"] or values["ntasks-per-gpu"] * (gpus or gpus_per_node * (nodes or 1))
     if nodes is None:
-        nodes = -(-(tasks or 1) // per_node) if per_node else 1
-        if not per_node and (tasks or 1) * per_task > 1 and (tasks or 1) > 1:
-            room = max(1, cluster.most_cpus() // per_task)
-            nodes = -(-(tasks or 1) // room)
+        nodes = _nodes_for(tasks or 1, per_node, per_task, cluster)
     tasks = tasks or nodes * (per_node or 1)
     nodes = max(1, min(nodes, tasks) if "nodes" not in given and not named else nodes)
     tasks = max(tasks, nodes)
     per_node = per_node or -(-tasks // nodes)
-    if gpus:
-        gpus_per_node = gpus_per_node or -(-gpus // nodes)
-    if values["gpus-per-task"]:
-        gpus_per_node = gpus_per_node or values["gpus-per-task"] * per_node
-    cpus = per_node * per_task
-    if values["cpus-per-gpu"]:
-        cpus = max(cpus, values["cpus-per-gpu"] * gpus_per_node)
-    cpus = max(cpus, values["mincpus"] or 1)
-    where = []
-    if given.get("exclusive", "user") == "" or given.get("exclusive") == "exclusive":
+    gpus_per_node = gpus_per_node or -(-gpus // nodes) or values["gpus-per-task"] * per_node
+    cpus = max(per_node * per_task, values["cpus-per-gpu"] * gpus_per_node, values["mincpus"])
+    if given.get("exclusive") in ("", "exclusive"):
         cpus = max(cpus, cluster.usual_cpus())
     memory = _memory(given, cpus, gpus_per_node)
     if gpus_per_node:
         resources["gpu"] = gpus_per_node
-    for model in models:
-        found = cluster.models(model)
-        if not found:
-            raise Wrong("Invalid generic resource (gres) specification")
-        where.append(f"gpu_model in ({', '.join(found)})")
+    where = [f"gpu_model in ({', '.join(_models(cluster, model))})" for model in models]
     return Shape(nodes, tasks, per_node, per_task, cpus, memory, resources), where
+
+
+def _nodes_for(tasks: int, per_node: int, per_task: int, cluster: Cluster) -> int:
+    """Return the number of nodes that tasks need, if no option gives it."""
+    if tasks > 1 and not per_node:
+        per_node = max(1, cluster.most_cpus() // per_task)
+    return -(-tasks // (per_node or 1))
+
+
+def _models(cluster: Cluster, name: str) -> list[str]:
+    found = cluster.models(name)
+    if not found:
+        raise Wrong("Invalid generic resource (gres) specification")
+    return found
 
 
 def _nodes(given: Given) -> tuple[int | None, bool]:
