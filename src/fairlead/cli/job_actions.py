@@ -340,3 +340,7 @@ def _stops(job: str, number: int, stops: wire.PriorityStops) -> str:
 
 def _tasks(number: int) -> str:
     return "1 task" if number == 1 else f"{number} tasks"
+
+
+CHANGES = (kill, hold, release, requeue, replace, scale, update, priority)
+"""The commands that change jobs, in the order of `fairlead --help`."""

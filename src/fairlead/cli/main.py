@@ -23,7 +23,7 @@ from fairlead.cli.database import backup, db, restore
 from fairlead.cli.forecast import eta, export_trace, story, whatif
 from fairlead.cli.history import history, usage
 from fairlead.cli.inspect import explain, ps, show
-from fairlead.cli.job_actions import hold, kill, priority, release, replace, requeue, rerun, scale, update
+from fairlead.cli.job_actions import CHANGES, rerun
 from fairlead.cli.journal import journal
 from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.lane import lane
@@ -66,7 +66,7 @@ def demo() -> None:
 PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Run work": (submit, run, rerun, attach, forward, wait, logs, table, results),
     "Look": (ps, show, pipeline, explain, eta, story, top, watch, history, usage),
-    "Change": (kill, hold, release, requeue, replace, scale, update, priority),
+    "Change": CHANGES,
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
     "Administer": (
         up,

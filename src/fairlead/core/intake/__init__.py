@@ -1,11 +1,12 @@
 """Intake: checks the commands one by one, and carries out each or rejects it without altering anything.
 
-One file per noun: configuration, nodes, pools, jobs, reports, resource managers. `HANDLERS` maps commands to functions.
+One file per noun: configuration, nodes, pools, jobs, reports, resource managers. Each function that carries out a
+command is registered with `handles`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -27,7 +28,17 @@ from fairlead.core.commands import (
     encode_answer,
 )
 from fairlead.core.errors import Refused
-from fairlead.core.intake import config, jobs, managers, nodes, pipelines, pools, reports, updates
+from fairlead.core.intake import (  # noqa: F401 - each registers its handlers
+    config,
+    jobs,
+    managers,
+    nodes,
+    pipelines,
+    pools,
+    reports,
+    updates,
+)
+from fairlead.core.intake.command_table import HANDLERS
 from fairlead.core.intake.reports import Ends
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
@@ -37,41 +48,6 @@ from fairlead.core.resources import printable
 
 MAX_KEY = 200
 MAX_USER = 200
-
-HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
-    commands.Configure: config.configure,
-    commands.BeginEra: config.begin_era,
-    commands.MoveQueue: config.move_queue,
-    commands.MarkReady: config.mark_ready,
-    commands.RemovePartition: config.remove_partition,
-    commands.AddNode: nodes.add,
-    commands.UpdateNode: nodes.update,
-    commands.MoveNode: nodes.move,
-    commands.CloseNodes: nodes.close,
-    commands.DisconnectNodes: nodes.disconnect,
-    commands.RemoveNode: nodes.remove,
-    commands.FailOrder: pools.fail_order,
-    commands.MovePool: pools.move,
-    commands.ScalePool: pools.scale,
-    commands.Submit: jobs.submit,
-    commands.SubmitPipeline: pipelines.submit,
-    commands.UpdateJob: updates.update,
-    commands.Scale: jobs.scale,
-    commands.Kill: jobs.kill,
-    commands.HoldJob: jobs.hold,
-    commands.ReleaseJob: jobs.release,
-    commands.Requeue: jobs.requeue_job,
-    commands.StopTasks: jobs.stop_tasks,
-    commands.SetPriority: jobs.set_priority,
-    commands.BringToFront: jobs.bring_to_front,
-    commands.ReleaseHold: jobs.release_hold,
-    commands.CancelAsk: jobs.cancel,
-    commands.ResetLane: jobs.reset_lane,
-    commands.Report: reports.report,
-    commands.RegisterManager: managers.register,
-    commands.RemoveManager: managers.remove,
-    commands.UpdateManager: managers.update,
-}
 
 # These commands can be repeated safely and are sent again after a restart, so their keys are ignored.
 REPEATABLE = (

@@ -18,6 +18,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Accepted, BeginEra, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.lookup import find_queue, need_operator
 from fairlead.core.intake.nodes import tell_to_stop
 from fairlead.core.intake.pools import forget_orders, welcome
@@ -28,6 +29,7 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 
 
+@handles(Configure)
 def configure(plan: Plan, command: Configure) -> Accepted:
     need_operator(command, "configure")
     partition = plan.partition
@@ -48,6 +50,7 @@ def configure(plan: Plan, command: Configure) -> Accepted:
     return Accepted(note="" if changed else "no change")
 
 
+@handles(BeginEra)
 def begin_era(plan: Plan, command: BeginEra) -> Accepted:
     need_operator(command, "begin an era")
     if command.era > plan.partition.era:
@@ -99,6 +102,7 @@ def _drain(plan: Plan, queue: Queue) -> None:
         plan.do(QueueMoved(queue.path, "draining"))
 
 
+@handles(MoveQueue)
 def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     need_operator(command, "start or stop a queue")
     partition = plan.partition
@@ -119,6 +123,7 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     return Accepted()
 
 
+@handles(MarkReady)
 def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
     need_operator(command, "mark the partition ready")
     if plan.partition.readiness.ready:
@@ -127,6 +132,7 @@ def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
     return Accepted()
 
 
+@handles(RemovePartition)
 def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
     """Release everything in the partition immediately: jobs, allocations, nodes."""
     need_operator(command, "remove a partition")

@@ -41,6 +41,7 @@ from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.followers import give_up, settle, why_never_met
 from fairlead.core.holds.release import pause_after
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.lookup import (
     find_job,
     find_queue,
@@ -92,6 +93,7 @@ from fairlead.core.state import Partition
 NUMBER = re.compile(r"[0-9]+")
 
 
+@handles(Submit)
 def submit(plan: Plan, command: Submit) -> Accepted:
     spec = command.spec
     if not command.operator and command.user and spec.user != command.user:
@@ -270,6 +272,7 @@ def _check_each(spec: JobSpec, before: Job, field: str) -> None:
 # -- running jobs ------------------------------------------------------------------------------------------------
 
 
+@handles(Scale)
 def scale(plan: Plan, command: Scale) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "scale")
@@ -302,6 +305,7 @@ def rescale(plan: Plan, stage: Stage, count: int) -> None:
     finish_if_done(plan, stage.job)
 
 
+@handles(Kill)
 def kill(plan: Plan, command: Kill) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "kill")
@@ -311,6 +315,7 @@ def kill(plan: Plan, command: Kill) -> Accepted:
     return Accepted(job=job.id)
 
 
+@handles(HoldJob)
 def hold(plan: Plan, command: HoldJob) -> Accepted:
     """Hold a job back, and recall its chained tasks. A later phase, `release_obsolete`, releases its held nodes."""
     job = find_job(plan.partition, command.job)
@@ -325,6 +330,7 @@ def hold(plan: Plan, command: HoldJob) -> Accepted:
     return Accepted(job=job.id)
 
 
+@handles(ReleaseJob)
 def release(plan: Plan, command: ReleaseJob) -> Accepted:
     """Release a held job. Its asks keep their positions; the time on hold does not count as waiting."""
     job = find_job(plan.partition, command.job)
@@ -341,6 +347,7 @@ def release(plan: Plan, command: ReleaseJob) -> Accepted:
     return Accepted(job=job.id)
 
 
+@handles(Requeue)
 def requeue_job(plan: Plan, command: Requeue) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "requeue")
@@ -351,6 +358,7 @@ def requeue_job(plan: Plan, command: Requeue) -> Accepted:
     return Accepted(job=job.id)
 
 
+@handles(StopTasks)
 def stop_tasks(plan: Plan, command: StopTasks) -> Accepted:
     """Stop some tasks of a job. A gang that needs them starts again whole. A kill of a part of a gang is refused."""
     job = find_job(plan.partition, command.job)
@@ -429,6 +437,7 @@ def _caller(command: Command) -> str:
     return command.user or "the operator"
 
 
+@handles(SetPriority)
 def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "change the priority of")
@@ -452,6 +461,7 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
 # -- asks ------------------------------------------------------------------------------------------------
 
 
+@handles(BringToFront)
 def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
     need_operator(command, "bring an ask to the front")
     partition = plan.partition
@@ -471,6 +481,7 @@ def _replace(plan: Plan, ask: Ask, **fields: int) -> None:
     plan.do(Asked(ask.stage.job.id, ask.stage.position, ask.kind, **(same | fields)))
 
 
+@handles(ReleaseHold)
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
     """End the holds of a job. Its asks get no new hold for a while, as after a hold that expired."""
     need_operator(command, "release a hold")
@@ -488,6 +499,7 @@ def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
     return Accepted(note="" if holds else "no nodes are held for it")
 
 
+@handles(CancelAsk)
 def cancel(plan: Plan, command: CancelAsk) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "cancel an ask of")
@@ -511,6 +523,7 @@ def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, 
     end_pending(plan, stage, "killed", kinds)
 
 
+@handles(ResetLane)
 def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
     need_operator(command, "reset a lane")
     partition = plan.partition

@@ -28,6 +28,7 @@ from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManage
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.jobs import add_job, check_resources, rescale
 from fairlead.core.intake.lookup import find_job, find_node, need_live, need_operator, unknown
 from fairlead.core.lifecycle import IllegalTransition
@@ -42,6 +43,7 @@ from fairlead.core.resources import printable, shown
 MAX_ITEMS = 100_000
 
 
+@handles(RegisterManager)
 def register(plan: Plan, command: RegisterManager) -> Accepted:
     """Register a manager, for the first time or after its restart. Its whole state follows in its next update."""
     need_operator(command, "register a resource manager")
@@ -51,6 +53,7 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
     return Accepted()
 
 
+@handles(RemoveManager)
 def remove(plan: Plan, command: RemoveManager) -> Accepted:
     """Remove a manager. Its tasks end immediately, because the manager cannot confirm any stop."""
     need_operator(command, "remove a resource manager")
@@ -73,6 +76,7 @@ def remove(plan: Plan, command: RemoveManager) -> Accepted:
     return Accepted()
 
 
+@handles(UpdateManager)
 def update(plan: Plan, command: UpdateManager) -> Accepted:
     need_operator(command, "send a resource manager's update")
     count = sum(map(len, (command.nodes, command.jobs, command.asks, command.releases, command.recover)))

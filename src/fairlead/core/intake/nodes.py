@@ -18,6 +18,7 @@ from fairlead.core.closures import close_if_covered, covers, open_again, recall_
 from fairlead.core.commands import Accepted, AddNode, CloseNodes, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.lookup import find_node, need_operator
 from fairlead.core.intake.pools import arrive
 from fairlead.core.model import Micros, NodeState, Pairs
@@ -34,6 +35,7 @@ MAX_CLOSURES = 1_000
 STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
 
 
+@handles(AddNode)
 def add(plan: Plan, command: AddNode) -> Accepted:
     need_operator(command, "add a node")
     answer = join(plan, command.name, command.spec, "")
@@ -45,6 +47,7 @@ def add(plan: Plan, command: AddNode) -> Accepted:
     return answer
 
 
+@handles(DisconnectNodes)
 def disconnect(plan: Plan, command: DisconnectNodes) -> Accepted:
     """Give nodes without a connected agent no new work.
 
@@ -97,6 +100,7 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     return Accepted(note="" if plan.mark() > before else "no change")
 
 
+@handles(UpdateNode)
 def update(plan: Plan, command: UpdateNode) -> Accepted:
     need_operator(command, "change a node")
     node_id = find_node(plan.partition, command.name)
@@ -113,6 +117,7 @@ def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
     recall_waiting(plan, node_id)
 
 
+@handles(MoveNode)
 def move(plan: Plan, command: MoveNode) -> Accepted:
     if command.action not in STATES:
         raise Refused("action", f"{shown(command.action)} is not one of {', '.join(STATES)}; write one of them")
@@ -156,6 +161,7 @@ def move_to(
     return Accepted()
 
 
+@handles(CloseNodes)
 def close(plan: Plan, command: CloseNodes) -> Accepted:
     """Disable the nodes with some labels for a time, or enable those that were disabled for a time."""
     need_operator(command, "disable nodes by labels")
@@ -190,6 +196,7 @@ def _check_closure(partition: Partition, labels: Pairs, lasts: Micros) -> None:
         )
 
 
+@handles(RemoveNode)
 def remove(plan: Plan, command: RemoveNode) -> Accepted:
     need_operator(command, "remove a node")
     leave(plan, command.name)

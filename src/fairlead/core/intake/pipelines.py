@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from fairlead.core.commands import Accepted, Item, Submit, SubmitPipeline
 from fairlead.core.errors import Refused
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.jobs import submit as submit_job
 from fairlead.core.model import After, JobSpec, after_of
 from fairlead.core.plan import Plan
@@ -14,6 +15,7 @@ LABEL = "pipeline"
 """The label that all jobs of a pipeline have. Its value is the name of the pipeline and the number of its first job."""
 
 
+@handles(SubmitPipeline)
 def submit(plan: Plan, command: SubmitPipeline) -> Accepted:
     first = plan.partition.counters.job
     pipeline = f"{command.name}-{first}"

@@ -8,6 +8,7 @@ from fairlead.core.changes import Arrived, OrderFailed, PoolMoved
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
 from fairlead.core.holds.release import keep_arrived
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.lookup import find_pool, need_operator
 from fairlead.core.model import Meant, Pool, PoolSettings
 from fairlead.core.node_fit import fitting_now, may_take
@@ -54,6 +55,7 @@ def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
     )
 
 
+@handles(FailOrder)
 def fail_order(plan: Plan, command: FailOrder) -> Accepted:
     """Record that ordered nodes will not join. Nodes that are not expected any more are skipped."""
     need_operator(command, "report a failed order")
@@ -70,6 +72,7 @@ def fail_order(plan: Plan, command: FailOrder) -> Accepted:
     return Accepted()
 
 
+@handles(MovePool)
 def move(plan: Plan, command: MovePool) -> Accepted:
     need_operator(command, "pause or resume a pool")
     pool = find_pool(plan.partition, command.pool)
@@ -93,6 +96,7 @@ def _has_failed_orders(partition: Partition) -> bool:
     return any(ask.failed_orders for lane in partition.lanes.values() for ask in lane)
 
 
+@handles(ScalePool)
 def scale(plan: Plan, command: ScalePool) -> Accepted:
     need_operator(command, "scale a pool")
     partition = plan.partition

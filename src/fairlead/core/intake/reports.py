@@ -14,6 +14,7 @@ from fairlead.core.changes import Acknowledged, Measured, SinglesEnded, StrangeF
 from fairlead.core.commands import Accepted, Rejected, Report, ReportState
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
+from fairlead.core.intake.command_table import handles
 from fairlead.core.model import KINDS, Allocation, Job, Micros, Stage
 from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, trust, withdraw_launch
 from fairlead.core.plan import Plan
@@ -32,6 +33,7 @@ MAX_STRANGE = 10_000
 """The greatest number of recorded stages with attempts unknown to this journal, and of such attempts of one stage."""
 
 
+@handles(Report)
 def report(plan: Plan, command: Report) -> Accepted | Rejected:
     _check(command)
     answer = _handle(plan, command)

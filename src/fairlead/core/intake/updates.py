@@ -10,6 +10,7 @@ from fairlead.core.commands import Accepted, UpdateJob
 from fairlead.core.documents import MAX_LABELS
 from fairlead.core.errors import Refused
 from fairlead.core.followers import give_up, settle
+from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.jobs import check_after, check_resources, find_leaf, need_own
 from fairlead.core.intake.lookup import find_job, find_stage, need_live, need_owner, need_priority, need_submit
 from fairlead.core.model import Amounts, Ask, Condition, Job, JobSpec, Stage, StageSpec, after_of
@@ -19,6 +20,7 @@ from fairlead.core.resources import format_duration, format_quantity
 from fairlead.core.state import Partition
 
 
+@handles(UpdateJob)
 def update(plan: Plan, command: UpdateJob) -> Accepted:
     partition = plan.partition
     job = find_job(partition, command.job)
