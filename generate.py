@@ -1,5 +1,6 @@
 """Writes the files that follow from the operations of the API (`wire/operations.py`): the methods of both Python
-clients that are one operation each, and the types of the web page. `make generate` runs it. A test compares the files.
+clients that are one operation each, and the types of the web page; and the page of options of Slurm's commands.
+`make generate` runs it. A test compares the files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from fairlead.client.shortcuts import Shortcuts
-from fairlead.slurm.page import options_page
+from fairlead.slurm.tables import TABLES
 from fairlead.wire import api as wire
 from fairlead.wire.operation import JSON, Moment, Parameter, Row, bare
 from fairlead.wire.operations import rows
@@ -267,6 +268,33 @@ def _typescript(kind: Any, written: dict[type, str]) -> str:
         return f"Record<{', '.join(inner)}>"
     _declare(kind, written)
     return str(IN_TYPESCRIPT.get(kind.__name__, kind.__name__))
+
+
+# -- the options of Slurm's commands -----------------------------------------------------------------------------
+
+OPTIONS_HEAD = """# Options of Slurm's commands
+
+`make generate` writes this page from the tables that also parse the options (`slurm/tables.py`). *Accepted* options
+have no effect, and the page says why. *Refused* ones end the command with an error that names them. How the commands
+work is in [Slurm's commands](slurm.md).
+"""
+SUPPORT = {"supported": "", "accepted": "accepted: ", "refused": "**refused**: "}
+
+
+def options_page() -> str:
+    """Return docs/slurm-options.md."""
+    parts = [OPTIONS_HEAD]
+    for table in TABLES:
+        rows = [
+            f"| `{_table_cell(option.names)}` | {SUPPORT[option.support]}{_table_cell(option.text)} |"
+            for option in table.options
+        ]
+        parts.append("\n".join([f"\n## {table.name}\n", table.text + "\n", "| option | |", "|---|---|", *rows]) + "\n")
+    return "".join(parts)
+
+
+def _table_cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 FILES: dict[Path, Callable[[], str]] = {

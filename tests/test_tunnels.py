@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fairlead.agent.spawner import relay as relay_module
 from fairlead.agent.spawner.relay import MOST, PATIENCE, Input, Relay
 from fairlead.agent.spawner.task_start import Ends
-from fairlead.wire.tunnels import (
+from fairlead.wire.tunnel_frames import (
     CONNECTIONS,
     COUNT,
     DATA,

@@ -19,7 +19,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from fairlead.assistants.marking import MARK, SENTENCES, WRITTEN, said
+from fairlead.assistants.marks import MARK, SENTENCES, WRITTEN, said
 from fairlead.assistants.tools import TOOLS, TextOfTask, described
 from fairlead.wire.operation import row_of
 from tests.live import PROGRAM, SECONDS, Up

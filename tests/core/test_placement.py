@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.core.policy import fragmentation
+from fairlead.core.policy.expected_loss import Usual, prices_of, waste_of
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import PLACEMENTS, WHOLE, Fleet, Node, Placement, draw
-from fairlead.core.policy.pricing import Usual, prices_of, waste_of
 
 HALF = Task((1000, 0), 1, 500)
 WHOLE_ONE = Task((1000, 0), 1, WHOLE)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fairlead.core.dump import dump, load
 from fairlead.core.mix import MAX_OF_STAGE, WEIGHT
+from fairlead.core.policy.expected_loss import EXCESS, MICRO, Usual, prices_of, waste_of
 from fairlead.core.policy.fit import WHOLE
 from fairlead.core.policy.fragmentation import Task
 from fairlead.core.policy.placement import FRAGMENTED_STEPS
-from fairlead.core.policy.pricing import EXCESS, MICRO, Usual, prices_of, waste_of
 from fairlead.core.policy.shareprices import UNITS, values_of_room
 from fairlead.core.state import MIX_WEIGHT
 from fairlead.testing import World

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.kubernetes import updates
+from fairlead.kubernetes import manager_updates
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.in_flight import admit_patch
@@ -739,7 +739,7 @@ def test_a_loss_that_is_not_known_is_refused_and_told(play: Play) -> None:
 
 
 def test_asks_and_ports_of_pods_that_are_gone_are_forgotten(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "MOST_ASKS", 3)
+    monkeypatch.setattr(manager_updates, "MOST_ASKS", 3)
     play.adapter.most_asks = 3
     play.connect()
     for at in range(8):

@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.agent.coordinator import Epoch
 from fairlead.agent.launch_data import each_of
-from fairlead.agent.reports import Reporting
+from fairlead.agent.report_queue import Reporting
 from fairlead.agent.task_table import TaskTable
 from fairlead.control.heartbeat import Heartbeat
 from fairlead.core.commands import Accepted

@@ -44,9 +44,9 @@ from fairlead.forecast.previewer import Previewer
 from fairlead.forecast.recorded import Past, PastJob
 from fairlead.forecast.replica import Follower, _by
 from fairlead.forecast.runtimes import ENOUGH, Runtimes, Table
+from fairlead.history.databases import tables_at
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
-from fairlead.history.tables import tables_at
 from fairlead.http.routes.forecast import _answer as told_by_api
 from fairlead.http.routes.forecast import rounded, sentence
 from fairlead.journal.codec import actors_of, encode

@@ -30,7 +30,7 @@ from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
 from fairlead.agent.task_logs import remove_old
 from fairlead.agent.task_table import TaskTable
-from fairlead.agent.tunnel import Tunnels
+from fairlead.agent.tunnel_hop import Tunnels
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.addresses import is_exposed, servers
 from fairlead.wire.agent_messages import MAX_MESSAGE_BYTES, PATH, Hello

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fairlead.agent.launch_data import Surroundings, each_of, flat_of, own_variables, spawner_spec
-from fairlead.agent.reports import Entry, Reporting
+from fairlead.agent.report_queue import Entry, Reporting
 from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
 from fairlead.agent.spawner_balance import SpawnerBalance
 from fairlead.wire.agent_messages import Launch, Meeting, Report, Stop, Tasks, Work

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fairlead.assistants.marking import marked, marked_schema, said, texts_in
+from fairlead.assistants.marks import marked, marked_schema, said, texts_in
 from fairlead.client import AsyncClient, Problem
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op

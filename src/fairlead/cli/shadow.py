@@ -79,8 +79,8 @@ def _check(options: ShadowOptions) -> None:
 
 def _shadow(files: list[Path], nodes: str, config: dict[str, Any] | None, options: ShadowOptions) -> bool:
     """Run the past, write the page, and return False if the run was interrupted."""
-    from fairlead.shadow.shadow import shadow as run_shadow
     from fairlead.shadow.shadow_page import shadow_page
+    from fairlead.shadow.shadow_run import shadow as run_shadow
     from fairlead.sim.text import ROWS, span, table
     from fairlead.sim.traces import parse_nodes, read_traces
 

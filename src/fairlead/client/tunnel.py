@@ -1,7 +1,7 @@
 """The near end of a tunnel to a task: it connects through the server, connects again after a break, and carries the
 standard streams of a process, or connections to ports.
 
-`wire/tunnels.py` describes tunnels. All of this runs in an asyncio loop; files are read and written in
+`wire/tunnel_frames.py` describes tunnels. All of this runs in an asyncio loop; files are read and written in
 threads.
 """
 
@@ -35,7 +35,7 @@ from fairlead.client.calls import (
 )
 from fairlead.client.endpoint import Endpoint
 from fairlead.wire import operations as op
-from fairlead.wire.tunnels import (
+from fairlead.wire.tunnel_frames import (
     CLOSE,
     CODE,
     CONNECTIONS,

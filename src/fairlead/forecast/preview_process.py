@@ -28,7 +28,7 @@ from fairlead.forecast.moments import past_map, past_queues
 from fairlead.forecast.recorded_trace import trace_document
 from fairlead.forecast.replica import Follower
 from fairlead.forecast.runtimes import Runtimes
-from fairlead.history.tables import Tables, tables_at
+from fairlead.history.databases import Tables, tables_at
 from fairlead.journal.journal import JournalError
 from fairlead.wire import preview
 from fairlead.wire.preview import AnyQuestion, Failure

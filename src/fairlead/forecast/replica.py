@@ -20,8 +20,8 @@ from fairlead.core.resources import DAY
 from fairlead.core.state import Partition, Touched
 from fairlead.forecast.recorded import DAYS, Past, PastJob
 from fairlead.forecast.runtimes import Runtimes
+from fairlead.history.databases import Tables
 from fairlead.history.past_jobs import RanJob, ran_jobs, ran_stages
-from fairlead.history.tables import Tables
 from fairlead.journal.codec import actors_of, replay, stream_of
 from fairlead.journal.journal import Pruned
 from fairlead.journal.locate import open_journal

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead.history.databases import tables_at
 from fairlead.history.store import ATTEMPT_COLUMNS, JOB_COLUMNS, attempt_of, job_of
-from fairlead.history.tables import tables_at
 from fairlead.journal.journal import Damaged
 
 REMEDY = "restore it from a backup, or move it away to begin a new history"

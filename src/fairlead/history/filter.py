@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from fairlead.core.model import Micros
-from fairlead.history.tables import Session
+from fairlead.history.databases import Session
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):

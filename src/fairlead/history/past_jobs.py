@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from fairlead.core.model import JobSpec, Micros, Stage
+from fairlead.history.databases import Tables
 from fairlead.history.recorder import decode_spec
 from fairlead.history.store import BEGAN
-from fairlead.history.tables import Tables
 
 AT_ONCE = 500
 LAST = 400

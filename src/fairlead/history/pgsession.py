@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from fairlead.history.tables import Session, Tables
+from fairlead.history.databases import Session, Tables
 from fairlead.journal.journal import JournalError
 from fairlead.journal.pgconnection import Connection, connect, explained, shown_url, with_placeholders
 from fairlead.journal.pglimit import limited

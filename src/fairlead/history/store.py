@@ -16,9 +16,9 @@ import msgspec
 
 from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference
+from fairlead.history.databases import DROPPED_AT_ONCE, Session, mark_copied, not_copied, tables_at
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
-from fairlead.history.tables import DROPPED_AT_ONCE, Session, mark_copied, not_copied, tables_at
 from fairlead.history.usage_report import UsageReport, add_ended, add_measured
 from fairlead.journal.journal import JournalError
 from fairlead.wire.agent_messages import Tasks

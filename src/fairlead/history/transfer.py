@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from fairlead.core.model import Micros
+from fairlead.history.databases import Session, tables_at
 from fairlead.history.store import ATTEMPT_COLUMNS, JOB_COLUMNS
-from fairlead.history.tables import Session, tables_at
 from fairlead.journal.journal import JournalError
 
 AT_ONCE = 5_000

@@ -19,7 +19,7 @@ from fairlead.core.model import FAR, Amounts, Micros, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import CPU, MEMORY, MILLI, SECOND, format_quantity
 from fairlead.core.state import Partition
-from fairlead.history.tables import Session
+from fairlead.history.databases import Session
 
 Group = Literal["user", "queue", "partition", "job"]
 GROUPS: tuple[Group, ...] = ("user", "queue", "partition", "job")

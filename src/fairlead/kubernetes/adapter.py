@@ -6,7 +6,7 @@ makes no call itself: `runner.py` connects it with the watches, the link and the
 
 from __future__ import annotations
 
-from fairlead.kubernetes import adoption, handlers, in_flight, updates
+from fairlead.kubernetes import adoption, handlers, in_flight, manager_updates
 from fairlead.kubernetes.adapter_state import State
 
 
@@ -26,8 +26,8 @@ class Adapter(State):
 
     # updates for the partition
     adopt = adoption.adopt
-    update = updates.update
-    answered = updates.answered
+    update = manager_updates.update
+    answered = manager_updates.answered
 
     # changes driven by time
-    retry = updates.retry
+    retry = manager_updates.retry

@@ -8,7 +8,7 @@ from html import escape
 from fairlead.core.resources import SECOND
 from fairlead.shadow.contenders import ABOUT
 from fairlead.shadow.gains import Gain
-from fairlead.shadow.shadow import Shadow
+from fairlead.shadow.shadow_run import Shadow
 from fairlead.sim.report import charts, document, figure_table, notes, row, section
 from fairlead.sim.text import ROWS, plural, span
 

@@ -19,7 +19,7 @@ import msgspec
 from fairlead.client.tunnel import NearEnd, Reader
 from fairlead.slurm.launch import GANG_VARIABLES, STEPS, LocalTask, can_inherit, carry, how_ended
 from fairlead.wire import operations as op
-from fairlead.wire.tunnels import CLOSE, CODE, DATA, END, ERRORS, EXIT, NUMBER, PAIR, SIGNAL, SIZE, STANDARD
+from fairlead.wire.tunnel_frames import CLOSE, CODE, DATA, END, ERRORS, EXIT, NUMBER, PAIR, SIGNAL, SIZE, STANDARD
 
 if TYPE_CHECKING:
     from fairlead.client import Client

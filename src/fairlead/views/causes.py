@@ -12,8 +12,8 @@ from fairlead.core.entitlement import has_shares
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.outcomes import claimant_of, live_of
+from fairlead.core.policy.expected_loss import Good
 from fairlead.core.policy.placement import PACK, PLACEMENTS
-from fairlead.core.policy.pricing import Good
 from fairlead.core.preempt.loans import is_on
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_moment

@@ -412,8 +412,8 @@ class Taken(Message, frozen=True, tag=13):
 
 
 class OpenTunnel(Message, frozen=True, tag=14):
-    """A request to connect a tunnel to a running task (`wire/tunnels.py`). The agent opens a WebSocket to `PATH` and
-    `/TICKET` for it, and its first message there is `+`, or the problem after its status."""
+    """A request to connect a tunnel to a running task (`wire/tunnel_frames.py`). The agent opens a WebSocket to `PATH`
+    and `/TICKET` for it, and its first message there is `+`, or the problem after its status."""
 
     ticket: str
     """Random; it admits one connection, within seconds."""

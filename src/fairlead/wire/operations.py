@@ -282,8 +282,8 @@ class Attempts(OfPartition[wire.Attempts], GET="jobs/{job}/attempts"):
 class OpenTunnel(OfPartition[bytes], GET="jobs/{job}/tunnel", status=101, media=BYTES):
     """Open a tunnel to a running task, as a WebSocket. Only the user of the job may.
 
-    The messages are the frames of `fairlead/wire/tunnels.py`. A client whose connection broke opens the same tunnel
-    again, with `new=false`, and goes on where it was.
+    The messages are the frames of `fairlead/wire/tunnel_frames.py`. A client whose connection broke opens the same
+    tunnel again, with `new=false`, and goes on where it was.
     """
 
     job: Name

@@ -22,7 +22,7 @@ import termios
 from time import monotonic
 
 from fairlead.agent.spawner.files import close_all_but
-from fairlead.wire.tunnels import (
+from fairlead.wire.tunnel_frames import (
     CHANNELS,
     CLOSE,
     CODE,

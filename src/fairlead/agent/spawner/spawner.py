@@ -27,7 +27,7 @@ from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.shared_logs import SharedLogs
 from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
-from fairlead.agent.spawner.tunnels import Tunnels
+from fairlead.agent.spawner.tunnel_relays import Tunnels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
 from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import OWN_FOLDER, PARAMETER, PTY, RUNNING
 from fairlead.agent.spawner.shared_logs import path_of
-from fairlead.wire.tunnels import ERRORS, STANDARD
+from fairlead.wire.tunnel_frames import ERRORS, STANDARD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.ledger import Ledger
     from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
     from fairlead.agent.spawner.task_start import Ends, Starter
-    from fairlead.agent.spawner.tunnels import Tunnels
+    from fairlead.agent.spawner.tunnel_relays import Tunnels
 
 SCAN_PAUSE = 0.02
 WATCH_PAUSE = 0.5

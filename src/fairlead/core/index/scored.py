@@ -22,9 +22,9 @@ from fairlead.core.index.kinds import Choice, KindKey, NodeKind
 from fairlead.core.index.pack import Buckets, Entry, FitIndex
 from fairlead.core.model import Mix
 from fairlead.core.node_table import NodeTable
+from fairlead.core.policy.expected_loss import Good, Prices, Usual, prices_of, waste_of
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import MISSING, PLACEMENTS, Fleet, Key, Node, Placement, draw
-from fairlead.core.policy.pricing import Good, Prices, Usual, prices_of, waste_of
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape, ShapeKey
 

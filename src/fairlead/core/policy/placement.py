@@ -17,9 +17,9 @@ from math import log
 from operator import sub
 from typing import NamedTuple
 
+from fairlead.core.policy.expected_loss import Prices
 from fairlead.core.policy.fit import WHOLE, choose_devices
 from fairlead.core.policy.fragmentation import Task, Workload
-from fairlead.core.policy.pricing import Prices
 from fairlead.core.policy.registry import Registry
 
 Key = tuple[int, ...]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead.core.model import Pool
+from fairlead.core.policy.expected_loss import Usual, prices_of, waste_of
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import PLACEMENTS, Fleet, Node, least_lost
-from fairlead.core.policy.pricing import Usual, prices_of, waste_of
 from fairlead.core.pools.sizes import takes
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape

@@ -11,8 +11,8 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.resources import CPU, MILLI
 from fairlead.sim.traces import openb, own, sacct
+from fairlead.sim.traces.csv_rows import Table
 from fairlead.sim.traces.swf import read_swf
-from fairlead.sim.traces.table import Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines
 
 __all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]

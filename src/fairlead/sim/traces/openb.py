@@ -7,7 +7,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.reader import check_name
 from fairlead.core.resources import CPU, GPU, MEMORY, MILLI
-from fairlead.sim.traces.table import Lines, Table
+from fairlead.sim.traces.csv_rows import Lines, Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, seconds, settle_overrun
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")

@@ -25,8 +25,8 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Micros, renamed
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import parse_duration, shown
+from fairlead.sim.traces.csv_rows import Lines, Table
 from fairlead.sim.traces.generate import generate, parse_workload
-from fairlead.sim.traces.table import Lines, Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, job_id, settle_overrun
 
 MAX_NODES = 1_000_000
