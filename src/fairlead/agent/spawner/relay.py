@@ -56,7 +56,6 @@ DRAIN = 0.3
 """Seconds after the end of a process in which output of its other processes is still taken."""
 SCREEN = 1 << 14
 """Bytes of a terminal's last output that a client gets which comes later."""
-HANG_UP = b"hang up"
 SEND = 1 << 18
 MOST = 4 * WINDOW
 """Bytes that wait in one direction, of all channels together, above which no more are read."""

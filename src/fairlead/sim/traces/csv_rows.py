@@ -8,8 +8,6 @@ from itertools import chain
 
 from fairlead.core.errors import Refused
 
-MAX_FIELD = 10_000
-
 Lines = Iterable[tuple[int, str]]
 
 
