@@ -239,6 +239,8 @@ def test_readers_that_take_nothing_slow_a_tunnel_down_before_it_takes_much_memor
 def _read_all(fd: int, size: int) -> None:
     while size:
         size -= len(os.read(fd, size))
+
+
 def test_a_relay_without_a_client_ends_although_output_was_not_read() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reader, writer = os.pipe()

@@ -121,22 +121,11 @@ def _wanted(client: Client, given: Given, states: set[str] | None) -> Iterator[R
     """Yield the rows that all filters accept."""
     from fairlead.wire import operations as op
 
-    ids: dict[str, set[int] | None] = {}
-    if given.get("jobs"):
-        try:
-            for name, indices in parse_ids(given["jobs"]):
-                before = ids.get(name, set())
-                ids[name] = None if indices is None or before is None else before | indices
-        except ValueError as problem:
-            fail(NAME, f"Invalid job id: {problem}")
-        wrong = next((name for name in ids if not name[0].isdigit()), None)
-        if wrong is not None:
-            fail(NAME, f"Invalid job id: {wrong}")
-    live = {"PENDING": "pending", "RUNNING": "running", "CONFIGURING": "running", "COMPLETING": "stopping"}
+    ids = _ids(given)
     asked: list[str] = []
     # A killed or failed job may have tasks in other states, so only live states can be left to the server.
     if states is not None and states <= {*LIVE}:
-        asked = ["pending", "running", "stopping"] if states & {*live} else ["pending"]
+        asked = ["pending", "running", "stopping"] if states - {"SUSPENDED"} else ["pending"]
     accepts = row_filter(given, client)
     users = [caller(client)] if "me" in given else listed(given.get("user", ""))
     operation = op.Jobs(
@@ -150,26 +139,39 @@ def _wanted(client: Client, given: Given, states: set[str] | None) -> Iterator[R
     for page in pages_of(client, operation, list(ids)):
         for job in page.jobs:
             found = True
+            chosen = ids.get(job.id)
             for row in rows_of(job, each):
-                chosen = ids.get(job.id)
                 if chosen is not None and not _in(row, chosen):
                     continue
                 if (states is None or row.state in states) and accepts(row):
                     yield row
-    if len(ids) == 1 and not found and not asked:
-        _no_such_job()
-    elif len(ids) == 1 and not found:
-        from fairlead.client.calls import Problem
-
-        try:
-            client.job(next(iter(ids)))
-        except Problem:
-            _no_such_job()
+    if len(ids) == 1 and not found and not (asked and _exists(client, next(iter(ids)))):
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        raise SystemExit(1)
 
 
-def _no_such_job() -> None:
-    print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
-    raise SystemExit(1)
+def _ids(given: Given) -> dict[str, set[int] | None]:
+    """Return the jobs that --jobs names, each with the indices of its tasks; None for all."""
+    ids: dict[str, set[int] | None] = {}
+    try:
+        for name, indices in parse_ids(given.get("jobs", "")):
+            if not name[0].isdigit():
+                raise ValueError(name)
+            before = ids.get(name, set())
+            ids[name] = None if indices is None or before is None else before | indices
+    except ValueError as problem:
+        fail(NAME, f"Invalid job id: {problem}")
+    return ids
+
+
+def _exists(client: Client, job: str) -> bool:
+    from fairlead.client.calls import Problem
+
+    try:
+        client.job(job)
+    except Problem:
+        return False
+    return True
 
 
 def _in(row: Row, chosen: set[int]) -> bool:
