@@ -25,11 +25,12 @@ def job_items(state: State, unit: Unit) -> list[Document]:
         del state.units[unit.key]
         del state.jobs[unit.job]
         return remove if unit.sent else []
-    if unit.ended and any(member.live or member.stopping for member in unit.members.values()):
-        return []  # later pods become a new job when the old pods are gone
-    removed = remove if unit.ended else []
+    removed: list[Document] = []
     if unit.ended:
+        if any(member.live or member.stopping for member in unit.members.values()):
+            return []  # later pods become a new job when the old pods are gone
         unit.forget_tasks()
+        removed = remove
     shape(state, unit)
     if unit.sent and (unit.why[1] or _has_changed(unit)) and not unit.live() and not state.dirty_nodes:
         unit.forget_tasks()  # an incomplete gang waits for its other pods

@@ -104,23 +104,19 @@ def _chosen(remedies: list[Remedy]) -> tuple[Remedy, ...]:
 
 def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...]) -> str:
     """Return the one sentence about a job: waiting tasks first, then stopping, starting and running ones."""
-    parts: list[str] = []
-    over = next((cause for cause in causes if isinstance(cause, Over)), None)
-    if over is not None:
-        parts.append(f"is over: {over}")
-    elif waiting:
+    parts = [f"is over: {cause}" for cause in causes if isinstance(cause, Over)]
+    if not parts and waiting:
         parts.append(_waits(job, waiting))
-    elif job.held_by is not None:
+    elif not parts and job.held_by is not None:
         parts.append(f"is {held_back(job)}")
     told = [cause for cause in causes if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt)]
     alone = not waiting and len(told) == 1
     about_job = bool(parts) or (alone and _is_whole(told[0], job))
     parts += [_told(cause, job, alone) for cause in told]
     parts += [str(cause) for cause in causes if isinstance(cause, OnLoan)]
-    if not parts and job.manager:
-        return f"job {job.id} has no tasks: {job.manager} asks for none now"
     if not parts:
-        return f"job {job.id} is {shown_state(job)}"
+        idle = f"has no tasks: {job.manager} asks for none now" if job.manager else f"is {shown_state(job)}"
+        return f"job {job.id} {idle}"
     return f"job {job.id}{'' if about_job else ':'} {'; '.join(parts)}"
 
 

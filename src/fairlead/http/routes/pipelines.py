@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fairlead.control.partition import accepted_in
+from fairlead.control.partition import PartitionService, accepted_in
 from fairlead.core.commands import Submit, SubmitPipeline, UpdateJob
 from fairlead.core.documents import check_amounts, parse_changes
 from fairlead.core.errors import Refused
@@ -31,6 +31,16 @@ from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
 
+def _check_visible(served: PartitionService, command: SubmitPipeline) -> None:
+    """Refuse references to jobs that the caller may not see."""
+    own = {spec.name for spec in command.specs}
+    for at, spec in enumerate(command.specs):
+        try:
+            check_visible(served, command, spec.after, own)
+        except Refused as refusal:
+            raise Refused(f"jobs[{at}].{refusal.field}", refusal.problem, refusal.code) from None
+
+
 @serves(op.SubmitPipeline)
 async def submit_pipeline(request: Request, asked: op.SubmitPipeline) -> wire.Pipeline:
     read = Reader(asked.document, "", "a pipeline")
@@ -48,15 +58,11 @@ async def submit_pipeline(request: Request, asked: op.SubmitPipeline) -> wire.Pi
             raise Refused(f"jobs[{at}].id", "the scheduler gives the ids of a pipeline's jobs; leave it out")
     specs = tuple(job.spec for job in jobs)
     command = SubmitPipeline(name=name, specs=specs, past=past, **caller_fields(request, asked.key))
-    size = None
-    for at, spec in enumerate(specs):
+    for spec in specs:
         services.secrets.check(spec, command.user)
-        if not command.operator:
-            try:
-                check_visible(served, command, spec.after, {other.name for other in specs})
-            except Refused as refusal:
-                raise Refused(f"jobs[{at}].{refusal.field}", refusal.problem, refusal.code) from None
+    size = None
     if not command.operator:
+        _check_visible(served, command)
         size = services.quotas.check(served.name, served.partition.settings, *specs)
     async with charged(request, *specs):
         slot = served.offer(command)
