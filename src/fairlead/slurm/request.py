@@ -459,16 +459,13 @@ def document_of(
     variables = variables_of(first, shape, name, directory, user) | warning_of(first, stages[0].get("time_limit"))
     if "time_limit" in stages[0]:
         variables["SLURM_JOB_TIME_LIMIT"] = str(int(stages[0]["time_limit"]))
+    several = len(parts) > 1 or shape.nodes > 1
     if "array" in first:
-        indices = array_of(first["array"])
-        if len(parts) > 1 or shape.nodes > 1:
+        if several:
             raise Wrong("--array with several nodes a task is not supported; submit a job for each")
-        stages[0]["array"] = first["array"]
-        more["array"] = first["array"]
-        step = indices[1] - indices[0] if len(indices) > 1 else 1
-        for key, value in (("COUNT", len(indices)), ("MIN", indices[0]), ("MAX", indices[-1]), ("STEP", step)):
-            variables[f"SLURM_ARRAY_TASK_{key}"] = str(value)
-    elif len(parts) > 1 or shape.nodes > 1:
+        stages[0]["array"] = more["array"] = first["array"]
+        variables |= _array_variables(array_of(first["array"]))
+    elif several:
         document["done_when"] = {"stage": stages[0]["name"], "task": 0}
     if len(parts) > 1:
         document["gang"] = "job"
@@ -479,18 +476,30 @@ def document_of(
     if queue:
         document["queue"] = queue
         more["partition"] = queue.removeprefix("root.")
-    if "dependency" in first:
-        document["after"] = after_of(first["dependency"], name)
-    if "priority" in first:
-        document["priority"] = number(first, "priority")
-    elif "nice" in first:
-        document["priority"] = -int(first["nice"] or 100)
-    if "hold" in first:
-        document["hold"] = True
-    if "begin" in first:
+    document["labels"] = labels_of(first, shape, more)
+    return document | _order_of(first, name)
+
+
+def _array_variables(indices: Sequence[int]) -> dict[str, str]:
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    values = {"COUNT": len(indices), "MIN": indices[0], "MAX": indices[-1], "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{key}": str(value) for key, value in values.items()}
+
+
+def _order_of(given: Given, name: str) -> dict[str, Any]:
+    """Return the keys of a job that say when it may start."""
+    keys: dict[str, Any] = {}
+    if "dependency" in given:
+        keys["after"] = after_of(given["dependency"], name)
+    if "priority" in given:
+        keys["priority"] = number(given, "priority")
+    elif "nice" in given:
+        keys["priority"] = -int(given["nice"] or 100)
+    if "hold" in given:
+        keys["hold"] = True
+    if "begin" in given:
         try:
-            document["begin"] = parse_time(first["begin"])
+            keys["begin"] = parse_time(given["begin"])
         except ValueError:
             raise Wrong("Invalid --begin specification") from None
-    document["labels"] = labels_of(first, shape, more)
-    return document
+    return keys

@@ -74,12 +74,7 @@ def main(words: list[str]) -> int:
     kind = next((name for name in USUAL if entity and name.startswith(entity.lower().rstrip("s"))), None)
     if kind is None:
         fail(NAME, f"No valid entity in list command\nInput line must include one of {', '.join(USUAL)}")
-    values: dict[str, str] = {}
-    for word in rest:
-        key, equals, value = word.partition("=")
-        values[
-            key.lower() if equals else "name" if key.lower() not in ("where", "withassoc", "with") else key.lower()
-        ] = value if equals else key
+    values = dict(map(_condition, rest))
     wanted = values.get("format", USUAL[kind])
     if "withassoc" in values and "format" not in values:
         wanted = "User,DefaultAccount,AdminLevel,Cluster,Account,Partition,Share"
@@ -89,6 +84,14 @@ def main(words: list[str]) -> int:
     for line in lines_of(fields, entries, given):
         sys.stdout.write(line + "\n")
     return 0
+
+
+def _condition(word: str) -> tuple[str, str]:
+    """Return a condition as key and value. A word of its own is a name, unless it is one of the language."""
+    key, equals, value = word.partition("=")
+    if equals:
+        return key.lower(), value
+    return (key.lower() if key.lower() in ("where", "withassoc", "with") else "name"), key
 
 
 def _entries(client: Client, kind: str, values: dict[str, str]) -> list[Entry]:

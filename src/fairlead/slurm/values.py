@@ -71,20 +71,21 @@ def parse_time(text: str, past: bool = False) -> float:
         return _next(now.replace(**_clock(match)), now, past)
     for form, order in DATES:
         match = form.match(word)
-        if match is not None:
-            rest = word[match.end() :].lstrip("t-")
-            at = CLOCK.fullmatch(rest)
-            if rest and at is None:
-                continue
-            values = dict(zip(order, match.groups(), strict=True))
-            year = int(values["y"] or now.year)
-            date = datetime(year + 2000 * (year < 100), int(values["m"]), int(values["d"]))
-            if at is not None:
-                date = date.replace(**_clock(at))
-            if not values["y"] and not past and date < now:
-                date = date.replace(year=date.year + 1)
-            return date.timestamp()
+        rest = word[match.end() :].lstrip("t-") if match is not None else ""
+        at = CLOCK.fullmatch(rest)
+        if match is not None and (at is not None or not rest):
+            return _date(dict(zip(order, match.groups(), strict=True)), at, now, past).timestamp()
     raise ValueError(text)
+
+
+def _date(values: dict[str, str | None], at: re.Match[str] | None, now: datetime, past: bool) -> datetime:
+    """Return the time of a date with a clock. A date without a year is the next one, with `past` that of this year."""
+    year = int(values["y"] or now.year)
+    date = datetime(year + 2000 * (year < 100), int(values["m"] or 0), int(values["d"] or 0))
+    if at is not None:
+        date = date.replace(**_clock(at))
+    is_later = values["y"] or past or date >= now
+    return date if is_later else date.replace(year=date.year + 1)
 
 
 def _clock(match: re.Match[str]) -> dict[str, Any]:
