@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,8 +22,10 @@ from fairlead.core.documents import check_target
 from fairlead.core.errors import Refused
 from fairlead.history.recorder import JobRow
 from fairlead.history.store import History
+from fairlead.http.middleware import Bounds
 from fairlead.server import notices
 from fairlead.server.notices import Door, Notices, Undelivered, signature
+from tests.http.serving import serving
 from tests.live import Up
 from tests.until import until
 
@@ -155,6 +158,42 @@ def test_receivers_of_one_user_that_do_not_answer_keep_no_other_user_waiting(tmp
     asyncio.run(tell())
     assert told[0] == "bob"
     history.close()
+
+
+def test_a_user_sends_a_bounded_number_of_mails(tmp_path: Path) -> None:
+    history, told, logged = History(tmp_path / "history"), Counter[str](), Counter[str]()
+    history.put([replace(JOB, number=number, notify=("mailto:eve@example.org",)) for number in range(300)], [])
+    history.put([replace(JOB, number=300, user="bob", notify=("mailto:bob@example.org",))], [])
+    history.flush()
+
+    class Counting(Door):
+        def deliver(self, target: str, job: JobRow, secret: str) -> None:
+            told[job.user] += 1
+
+    def log(event: str, fields: dict[str, object]) -> None:
+        logged[event] += 1
+
+    async def tell() -> None:
+        teller = Notices(history, lambda: ["default"], lambda user: "", Counting(), log)
+        async with asyncio.timeout(60):
+            while history.untold("default", 1):
+                await teller.tell()
+                await asyncio.sleep(0.01)
+
+    asyncio.run(tell())
+    assert told == {"ann": notices.MAILS, "bob": 1}
+    assert logged == {"end told": notices.MAILS + 1, "end not told": 300 - notices.MAILS}
+    history.close()
+
+
+def test_mail_goes_to_allowed_domains(tmp_path: Path) -> None:
+    with serving(tmp_path, bounds=Bounds(mail_domains=("example.org",))) as site, site.as_user("ann") as ann:
+        document = {"stages": [{"name": "main", "command": ["true"]}]}
+        allowed = ["mailto:ann@Example.org", "https://example.com/"]
+        assert ann.post("/api/v1/jobs", json={**document, "notify": allowed}).status_code == 201
+        refused = ann.post("/api/v1/jobs", json={**document, "notify": ["mailto:ann@example.com"]})
+        assert refused.status_code == 403
+        assert "is not allowed here; use an address of example.org" in refused.json()["detail"]
 
 
 def test_the_end_of_a_job_is_told_also_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:

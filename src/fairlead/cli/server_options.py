@@ -72,6 +72,10 @@ class ServerOptions(Output):
         "public addresses; may be repeated.",
         metavar="NETWORK",
     )
+    mail_domain: list[str] | None = option(
+        "Domain to which jobs may send mail, such as example.org. Without it, to all; may be repeated.",
+        metavar="DOMAIN",
+    )
     sendmail: str = option("Program that sends the mail of `--notify mailto:…`.", default="/usr/sbin/sendmail")
     traces: str = option(
         "Send a trace of each job to this OpenTelemetry collector (OTLP over HTTP), such as "

@@ -56,6 +56,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     same |= {
         "config": document,
         "notify_allow": tuple(options.notify_allow or ()),
+        "mail_domains": tuple(domain.lower() for domain in options.mail_domain or ()),
         "config_file": "" if options.config is None else str(options.config),
         "kubernetes": (network.kubernetes, network.kubernetes_rules, network.kubernetes_lease),
     }

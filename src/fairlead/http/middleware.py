@@ -54,6 +54,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Open connections of all callers. 0 means one for each available file descriptor."""
     poll_seconds: float = 60.0
     """Seconds that a request may wait for a job to end."""
+    mail_domains: tuple[str, ...] = ()
+    """Domains to which jobs may send mail; empty for all."""
 
 
 REVISION_HEADER = b"fairlead-revision"

@@ -194,7 +194,7 @@ async def compose(
         identity.nodes,
         identity.secrets,
         telemetry.metrics,
-        Bounds(written_burst=min(Bounds().written_burst, 2 * room)),
+        Bounds(written_burst=min(Bounds().written_burst, 2 * room), mail_domains=options.mail_domains),
         quotas,
         options.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),

@@ -14,7 +14,7 @@ import http.client
 import socket
 import ssl
 import subprocess
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -45,6 +45,8 @@ TIMEOUT = 10.0
 """Seconds for one delivery."""
 TRANSLATED = IPv6Network("64:ff9b::/96")
 """Addresses that routers translate to the IPv4 address in their last four bytes."""
+MAILS, HOUR = 100, 3600.0
+"""Mails that are sent for one user in an hour: users name the addresses, and a server must not flood them."""
 PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0)
 """Seconds between the tries of a webhook."""
 
@@ -258,6 +260,8 @@ class Notices:
         """Deliveries that are over, of jobs with others that are not."""
         self._telling: dict[tuple[str, int], tuple[str, asyncio.Task[None]]] = {}
         """Partition and number of each job whose end is being told → its user, and what tells it."""
+        self._mailed: dict[str, deque[float]] = {}
+        """User → when the last `MAILS` mails were sent, by the clock of the event loop."""
         self._threads = ThreadPoolExecutor(AT_ONCE, "notices")
         """Threads of its own: those that do not answer must not keep other work of the server waiting."""
 
@@ -306,6 +310,8 @@ class Notices:
         shown = target if target.startswith("mailto:") else target.split("/")[2].partition("?")[0]
         loop = asyncio.get_running_loop()
         try:
+            if target.startswith("mailto:"):
+                self._count_mail(job.user, loop.time())
             await loop.run_in_executor(self._threads, self._door.deliver, target, job, self._secret(job.user))
         except Undelivered as problem:
             over = problem.final or tried.times >= len(PAUSES)
@@ -319,3 +325,9 @@ class Notices:
             self._log("end told", {"job": job.id, "to": shown})
         self._tried.pop(key, None)
         self._done.add(key)
+
+    def _count_mail(self, user: str, now: float) -> None:
+        sent = self._mailed.setdefault(user, deque(maxlen=MAILS))
+        if len(sent) == MAILS and now < sent[0] + HOUR:
+            raise Undelivered(f"{MAILS} mails were sent for {user} within an hour; this one is left out", final=True)
+        sent.append(now)

@@ -50,6 +50,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     outputs_age: str
     notify_allow: tuple[str, ...] = ()
     """Networks and host names in the network of the server to which webhooks may be sent."""
+    mail_domains: tuple[str, ...] = ()
+    """Domains to which mail may be sent; empty for all."""
     sendmail: str = "/usr/sbin/sendmail"
     """The program that sends mail."""
     traces: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from time import monotonic
@@ -103,7 +103,16 @@ def submission(
         for at, stage in enumerate(spec.stages):
             check_amounts(stage.resources, f"{field}.stages[{at}].resources" if field else f"stages[{at}].resources")
     spec = without_token(request.caller, spec)
+    _check_mail(spec.notify, request.services.bounds.mail_domains, f"{field}.notify" if field else "notify")
     return Submit(spec=spec, id=chosen or "", origin=origin, past=past, **caller_fields(request, key))
+
+
+def _check_mail(targets: Iterable[str], domains: Sequence[str], field: str) -> None:
+    for target in targets if domains else ():
+        domain = target.rpartition("@")[2].lower()
+        if target.startswith("mailto:") and domain not in domains:
+            known = ", ".join(domains)
+            raise Refused(field, f"mail to {shown(domain)} is not allowed here; use an address of {known}", "forbidden")
 
 
 async def past_of(request: Request, served: PartitionService, documents: Iterable[object]) -> Past:
