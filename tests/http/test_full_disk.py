@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,16 +17,21 @@ import pytest
 
 from tests.http.serving import JOB
 from tests.live import PROGRAM, SECONDS
+from tests.postgres import MISSING, Postgres, programs
 from tests.until import until
 
 
 @pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A small disk of its own, of 64 MiB or as many as the test asks for."""
-    found = tmp_path / "disk"
-    found.mkdir(mode=0o700)
-    size = getattr(request, "param", 64)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=700", "tmpfs", str(found)]
+    with small_disk(tmp_path / "disk", getattr(request, "param", 64), 0o700) as found:
+        yield found
+
+
+@contextmanager
+def small_disk(found: Path, size: int, mode: int) -> Iterator[Path]:
+    found.mkdir(mode=mode)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode={mode:o}", "tmpfs", str(found)]
     if os.getuid() or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("a small disk can be mounted by root only")
     try:
@@ -146,6 +154,62 @@ def test_a_server_on_a_full_disk_makes_room_and_goes_on(disk: Path) -> None:
         assert (disk / "data" / ".reserve").exists()  # for the next time
     finally:
         server.close()
+
+
+@pytest.fixture
+def open_disk() -> Iterator[Path]:
+    """A small disk that every user can reach, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-pg-") as name:
+        Path(name).chmod(0o755)
+        with small_disk(Path(name) / "disk", 192, 0o755) as disk:
+            yield disk
+
+
+@pytest.mark.parametrize("full", ["data", pytest.param("log", marks=pytest.mark.long)])
+@pytest.mark.skipif(programs() is None, reason=MISSING)
+def test_a_full_disk_of_postgresql_is_reported_and_passes(tmp_path: Path, open_disk: Path, full: str) -> None:
+    """With a full disk PostgreSQL refuses writes. It ends if there is no room for its own log, and is started again."""
+    disk = open_disk
+    postgres = Postgres(
+        (disk if full == "data" else disk.parent) / "pg", durable=True, options=("-c", "min_wal_size=32MB")
+    )
+    if full == "log":
+        log = postgres.data / "pg_wal"
+        shutil.copytree(log, disk / "log")
+        shutil.rmtree(log)
+        log.symlink_to(disk / "log")
+        owner = postgres.data.stat()
+        for path in ((disk / "log"), *(disk / "log").rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
+    postgres.start()
+    server = Server(tmp_path / "data", "--database", postgres.create(), "--secrets-key", str(tmp_path / "key"))
+    taken = []
+
+    def submit() -> int:
+        answer = server.client.post("/api/v1/jobs", json=HUGE)
+        if answer.status_code == 201:
+            taken.append(answer.json()["job"])
+        return answer.status_code
+
+    try:
+        until(lambda: submit() == 201)
+        fill(disk / "filler")
+        until(lambda: submit() == 503)
+        if full == "data":
+            until(lambda: "make room on the disk of the database" in (tmp_path / "data" / "server.log").read_text())
+            until(lambda: server.client.get(f"/api/v1/jobs/{taken[-1]}").json().get("state") == "pending")
+        else:
+            assert postgres.process is not None
+            postgres.process.wait(60)
+        (disk / "filler").unlink()
+        if full == "log":
+            postgres.start()
+        until(lambda: submit() == 201)
+        for job in taken:
+            assert server.client.get(f"/api/v1/jobs/{job}").status_code == 200
+    finally:
+        server.close()
+        postgres.stop()
 
 
 def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:

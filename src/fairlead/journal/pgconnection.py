@@ -168,6 +168,8 @@ def refused(problem: Exception, where: str, doing: str) -> NotWritten:
     what = f"{where}: {doing}: {_text(problem)}; nothing was written"
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return Locked(f"{what}, another session holds the lock, find and end that one or try again")
+    if isinstance(problem, psycopg.errors.DiskFull):
+        return NotWritten(f"{what}, make room on the disk of the database")
     if isinstance(problem, psycopg.errors.ReadOnlySqlTransaction):
         return NotWritten(f"{what}, the database has become a standby: name the primary too in the address")
     return NotWritten(what)
