@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from fairlead.history.store import History
 from fairlead.http.middleware import Gate
 from fairlead.http.strangers import Strangers
 from fairlead.wire.agent_messages import (
@@ -219,6 +220,17 @@ def test_a_character_that_databases_refuse(site: Serving, query: str) -> None:
     for path in (f"/api/v1/history?{query}", "/api/v1/jobs/a%00/attempts"):
         answer = site.as_owner.get(path)
         assert (answer.status_code, "NUL" in answer.json()["detail"]) == (400, True)
+
+
+def test_no_history_is_asked_for_what_is_no_name(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database refuses some characters, so that such a submission was an internal error."""
+    asked: list[str] = []
+    find = History.job
+    monkeypatch.setattr(History, "job", lambda self, place, name: asked.append(name) or find(self, place, name))
+    for name in ("past", "\0", "x" * 100_000):
+        document = {"stages": [{"command": ["true"], "resources": {"cpu": 1}}], "after": [name]}
+        assert site.as_owner.post("/api/v1/jobs", json=document).status_code in (404, 422)
+    assert asked == ["past"]
 
 
 def test_many_values_of_a_selector(site: Serving) -> None:

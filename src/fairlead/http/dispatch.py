@@ -163,7 +163,8 @@ def _wrong(parameter: Parameter, text: str | list[str]) -> str:
     if form["type"] == "array":
         return f"{len(text)} values are not accepted; give {form.get('minItems', 0)} to {form['maxItems']}"
     if form["type"] == "string":
-        return f"{len(text)} characters are too many; at most {form['maxLength']} are allowed"
+        least, most = form.get("minLength", 0), form["maxLength"]
+        return f"{len(text)} characters are not accepted; write {f'{least} to' if least else 'at most'} {most}"
     span = "" if low is None else f" from {low} to {high}" if high is not None else f", {low} or more"
     return f"{shown(text)} is not accepted; write a {'whole ' if form['type'] == 'integer' else ''}number{span}"
 

@@ -35,7 +35,7 @@ from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.intake.lookup import is_owner
 from fairlead.core.model import Job, JobSpec, JobState, after_of
 from fairlead.core.ranges import Ranges
-from fairlead.core.reader import MAX_COMPARED, Reader, nearest_name
+from fairlead.core.reader import MAX_COMPARED, NAME, Reader, nearest_name
 from fairlead.core.resources import SECOND, parse_count, shown
 from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
@@ -122,7 +122,7 @@ async def past_of(request: Request, served: PartitionService, documents: Iterabl
         names = document.get("after") if isinstance(document, dict) else None
         for text in names[:MAX_AFTER] if isinstance(names, list) else ():
             name = text.partition(":")[0] if isinstance(text, str) else ""
-            if name and name not in past and name not in served.partition.jobs:
+            if NAME.fullmatch(name) and name not in past and name not in served.partition.jobs:
                 row = await past_job(request, served.name, name)
                 if row is not None:
                     past[name] = cast(JobState, row.state)
