@@ -47,6 +47,9 @@ TRANSLATED = IPv6Network("64:ff9b::/96")
 """Addresses that routers translate to the IPv4 address in their last four bytes."""
 MAILS, HOUR = 100, 3600.0
 """Mails that are sent for one user in an hour: users name the addresses, and a server must not flood them."""
+PUBLIC = IPv6Network("2000::/3")
+MACHINE = IPv4Address("168.63.129.16")
+"""An address that reaches the host of a virtual machine in Azure, and has the form of a public one."""
 PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0)
 """Seconds between the tries of a webhook."""
 
@@ -126,7 +129,10 @@ class Door:
     def _is_allowed(self, text: str) -> bool:
         address = ip_address(text.partition("%")[0])
         mapped = _ipv4_in(address) or address if isinstance(address, IPv6Address) else address
-        return (mapped.is_global and not mapped.is_multicast) or any(mapped in network for network in self._networks)
+        public = mapped.is_global and not mapped.is_multicast and mapped != MACHINE
+        if isinstance(mapped, IPv6Address):
+            public = public and mapped in PUBLIC  # others are translated, or of a site
+        return public or any(mapped in network for network in self._networks)
 
     def _mail(self, address: str, job: JobRow) -> None:
         message = EmailMessage()
