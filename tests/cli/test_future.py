@@ -141,7 +141,7 @@ def test_what_if_over_the_past(up: Up, waiting: tuple[str, str]) -> None:
         (("--policy", "easy", "--replay", "1d", "--replay", "2d"), "Invalid value for --replay: given 2 times"),
         (("--policy", "easy", "--replay", ""), "Invalid value for --replay: '' is not a time; write one such as 7d"),
         (("--policy", "easy", "--replay", "0d"), "Invalid value for --replay: '0d' is not a time"),
-        (("--add-nodes", "a1"), "Invalid value for --add-nodes: 'a1' is not NAME:N"),
+        (("--add-nodes", "a1"), "Invalid value for --add-nodes: 'a1' is not NAME:N, such as n1:2"),
         (("--add-nodes", ":1"), "Invalid value for --add-nodes: ':1' is not NAME:N"),
         (("--add-nodes", "a1=1"), "Invalid value for --add-nodes: 'a1=1' is not NAME:N"),
         (("--add-nodes", "a1:x"), "Invalid value for --add-nodes: 'x' is not a whole number; write NAME:N"),

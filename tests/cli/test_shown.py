@@ -14,7 +14,9 @@ import pytest
 
 import fairlead
 from fairlead.cli.history import _hours
+from fairlead.cli.inspect import _times
 from fairlead.cli.node import _gpus
+from fairlead.cli.output import ago, lasted
 from fairlead.cli.server_process import _program
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, Up
@@ -170,3 +172,32 @@ def test_a_configuration_that_is_not_applied_is_told(up: Up, tmp_path: Path) -> 
         process.terminate()
         _, errors = process.communicate(timeout=60)
         assert ("was not applied" in errors) == warned, errors
+
+
+@pytest.mark.parametrize("seconds", [-0.0, -0.01, -0.04, -3.0])
+def test_no_duration_is_below_zero(seconds: float) -> None:
+    """A start is reported by the clock of a node, which may be behind that of the server."""
+    assert lasted(seconds) == "0.0s"
+    assert ago(time.time() - seconds) == "0.0s"
+
+
+def test_a_start_before_the_submission_was_waited_for_no_time() -> None:
+    now = time.time()
+    job = wire.Job(
+        id="7",
+        number=7,
+        partition="default",
+        name="j",
+        user="ann",
+        queue="root",
+        state="running",
+        priority=0,
+        labels={},
+        after=[],
+        submitted=now,
+        waiting_since=None,
+        ended=None,
+        reason="",
+        stages=[],
+    )
+    assert ", waited 0.0s, started " in _times(job, [now - 0.04], [])

@@ -113,10 +113,10 @@ def whatif(options: Changes) -> None:
     if time is not None and not seconds_of(time):
         raise wrong("--replay", f"{time!r} is not a time; write one such as 7d or 12h")
     document: dict[str, Any] = {
-        "add_nodes": _numbers(options.add_nodes, "--add-nodes", "NAME:N", ":"),
+        "add_nodes": _numbers(options.add_nodes, "--add-nodes", "NAME:N, such as n1:2", ":"),
         "remove_nodes": list(options.remove_node or ()),
-        "shares": _numbers(options.share, "--share", "QUEUE=N"),
-        "priorities": _numbers(options.priority, "--priority", "JOB=N"),
+        "shares": _numbers(options.share, "--share", "QUEUE=N, such as root.ml=40"),
+        "priorities": _numbers(options.priority, "--priority", "JOB=N, such as 7=10"),
         "policy": _policy(_once(options.policy, "--policy")),
         "replay": time,
     }
