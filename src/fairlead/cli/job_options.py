@@ -87,12 +87,12 @@ class JobOptions(Options):
         autocompletion=completion.live_jobs,
     )
     notify: list[str] | None = option(
-        "Tell the end of the job to a webhook, such as https://host/path, or by mail, as mailto:ann@example.org; may "
+        "Report the end of the job to a webhook, such as https://host/path, or by mail, as mailto:ann@example.org; may "
         "be repeated.",
         metavar="ADDRESS",
     )
     notify_on: Literal["end", "failure"] | None = option(
-        "With --notify: tell every end, or only one without success.", show_default="end"
+        "With --notify: report every end, or only an end without success.", show_default="end"
     )
     singleton: bool = option("Start after the end of all your earlier jobs with the same name.")
     env: list[str] | None = option(
@@ -119,10 +119,10 @@ class JobOptions(Options):
         "Run only on nodes with this label, as key=value; may be repeated.", autocompletion=completion.node_labels
     )
     where: list[str] | None = option(
-        "Run only on nodes for which this holds, such as 'zone in (a, b), !spot'. If repeated, one of them must hold."
+        "Run only on nodes that meet this condition, such as 'zone in (a, b), !spot'. If repeated, one must be met."
     )
     prefer: list[str] | None = option(
-        "Use nodes for which this holds first, as expression=weight, such as 'zone = a=10'; may be repeated."
+        "Prefer nodes that meet a condition, as condition=weight, such as 'zone = a=10'; may be repeated."
     )
     near: str | None = option(
         "Keep the tasks together on nodes with the same value of this label, if possible.",

@@ -109,7 +109,9 @@ def _issue_tokens(directory: Path, options: ServerOptions, network: NetworkOptio
         tokens = Tokens(documents("tokens"), in_seconds(wall))
         # Each server of a database has a token of its own, so that a new one does not revoke those of the others.
         owner = f"owner-{token_hex(3)}" if network.database else "owner"
-        tokens.standing(directory / "token", owner, "admin", getpass.getuser(), "for commands on the machine of the server")
+        tokens.standing(
+            directory / "token", owner, "admin", getpass.getuser(), "for commands on the machine of the server"
+        )
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
             for token in tokens.all():

@@ -262,7 +262,7 @@ class LogOptions(Common):
     index: int | None = option("Index of the task, from 0.", "-i", min=0, show_default="0")
     stage: str = option("Name of the stage, if the job has several.")
     everything: bool = option("All tasks of the job, or of --stage. Each line begins with its task.", "--all", "-a")
-    failed: bool = option("The tasks that have failed. Each line begins with its task.")
+    failed: bool = option("Only the tasks that have failed. Each line begins with its task.")
     stdout: bool = option("Only standard output.")
     stderr: bool = option("Only standard error.")
     grep: str | None = option("Only lines in which this regular expression occurs.", metavar="PATTERN")

@@ -27,7 +27,7 @@ TOKEN = "FAIRLEAD_TOKEN"
 
 
 def check_scope(caller: Token, row: Row) -> None:
-    """Refuse an operation that the caller's token is not for."""
+    """Refuse an operation outside the scope of the caller's token."""
     if not row.route.changes:
         return
     if caller.read_only:

@@ -208,8 +208,10 @@ def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
 
 
 def _without_own(pod: Pod, required: NodeSelector | None) -> list[NodeTerm] | None:
-    """Return the terms of a pod's required affinity to nodes without the condition that Fairlead added when it removed
-    its gate: with it, the pod would differ from the other pods of its group. None if no others are left."""
+    """Return the terms of a pod's required node affinity without the condition that Fairlead added to them.
+
+    It was added when the gate of the pod was removed. With it, the pod would differ from the other pods of its group.
+    None if no other condition is left."""
     kept_off = pod.metadata.annotation(names.KEPT_OFF)
     if required is None:
         return None

@@ -85,7 +85,7 @@ class Door:
         self._sendmail = sendmail
 
     def deliver(self, target: str, job: JobRow, secret: str) -> None:
-        """Tell the end of a job. Raise `Undelivered` if that failed."""
+        """Send the notice of an ended job. Raise `Undelivered` if that failed."""
         if target.startswith("mailto:"):
             self._mail(target.removeprefix("mailto:"), job)
         else:

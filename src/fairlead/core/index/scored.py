@@ -463,7 +463,7 @@ class ScoreIndex(FitIndex):
         return Task(asks, shape.devices, shape.device_milli)
 
     def _task_on(self, kind: Groups, shape: Shape) -> Task:
-        """Return the request as a kind sees it: GPUs of a plugin are only an amount on nodes with other GPUs."""
+        """Return the request as nodes of a kind see it: beside other GPUs, those of a plugin are a plain amount."""
         task = self._tasks[shape]
         return task if not shape.plugged or kind.key.gpus == shape.plugged else Task(task.amounts, 0, 0)
 
