@@ -297,7 +297,7 @@ class JobOptions(Options):
         for text in self.prefer or ():
             expression, equals, weight = text.rpartition("=")
             if not equals or not weight.strip().lstrip("-").isdecimal():
-                raise wrong("--prefer", f"{text!r} has no weight; write expression=weight, such as 'zone = a=10'")
+                raise wrong("--prefer", f"{text!r} has no weight; write condition=weight, such as 'zone = a=10'")
             preferences[expression.strip()] = int(weight)
         return preferences
 
