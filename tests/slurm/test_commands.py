@@ -298,3 +298,102 @@ def test_steps_from_outside_are_listed(cluster: Cluster) -> None:
     rows = cluster.run("sacct", "-nP", "--name", "alone", "-o", "JobID,State,ExitCode,NTasks").splitlines()
     assert [row.partition("|")[2] for row in rows] == ["FAILED|5:0|", "FAILED|5:0|2"]
     assert rows[1].startswith(rows[0].partition("|")[0] + ".0|")
+
+
+SIGNALS = """#!/bin/bash
+trap 'echo script' USR1
+srun -J waits sh -c 'trap "echo step; exit 4" USR1; echo ready; while :; do sleep 0.05; done'
+echo rc=$?
+srun -J second sleep 600
+echo rc=$?
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "output"),
+    [((), 1, "ready\nstep\n"), (("-f",), 1, "ready\nstep\nscript\n"), ((), 2, "ready\nready\nstep\nstep\n")],
+)
+def test_signals_reach_steps_or_the_script(cluster: Cluster, options: tuple[str, ...], nodes: int, output: str) -> None:
+    job = cluster.sbatch("-N", str(nodes), "-e", "/dev/null", text=SIGNALS)
+    until(lambda: cluster.file(f"slurm-{job}.out") == "ready\n" * nodes)
+    cluster.run("scancel", "-s", "SIGUSR1", *options, job)
+    until(lambda: f"{job}.1" in cluster.run("squeue", "-h", "-s", "-o", "%i"))
+    assert cluster.file(f"slurm-{job}.out") == f"{output}rc=4\n"
+    cluster.run("scancel", f"{job}.1")
+    assert cluster.ended(job) == "COMPLETED"
+    assert cluster.file(f"slurm-{job}.out") == f"{output}rc=4\nrc=143\n"
+    states = cluster.run("sacct", "-nP", "-j", job, "-o", "JobID,ExitCode").splitlines()[2:]
+    assert states == [f"{job}.0|4:0", f"{job}.1|0:15"]
+
+
+def test_a_signal_needs_a_running_job_and_a_name(cluster: Cluster) -> None:
+    held = cluster.sbatch("-H", "--wrap", "true")
+    for words, error in (
+        (["-s", "FOO", held], "scancel: error: Unknown job signal: FOO\n"),
+        (["-s", "USR1", held], f"scancel: error: Kill job error on job id {held}: Job is pending execution\n"),
+        (
+            [f"{held}.3"],
+            f"scancel: error: Kill job error on job id {held}.3: Job/step already completing or completed\n",
+        ),
+    ):
+        done = cluster.ask("scancel", *words)
+        assert (done.returncode, done.stderr) == (1, error)
+    assert cluster.run("squeue", "-h", "-j", held, "-o", "%t").strip() == "PD"
+    cluster.run("scancel", "-s", "9", held)
+    assert cluster.ended(held) == "CANCELLED"
+
+
+def test_jobs_are_updated_and_tasks_requeued(cluster: Cluster) -> None:
+    job = cluster.sbatch("-H", "-a", "1-3%1", "--wrap", "sleep 600")
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1:00:00", "Partition=ml", "Comment=new", "JobName=b c",
+                "ArrayTaskThrottle=2", "MinMemoryNode=64", "Nice=5")  # fmt: skip
+    shown = cluster.run("squeue", "-h", "-j", job, "-o", "%i|%l|%P|%k|%j|%m|%y")
+    assert shown == f"{job}_[1-3%2]|1:00:00|ml|new|b c|64M|5\n"
+    assert "cannot be held; name job" in cluster.ask("scontrol", "hold", f"{job}_2").stderr
+    cluster.run("scontrol", "release", f"JobId={job}")
+    until(lambda: len(cluster.run("squeue", "-h", "-j", job, "-t", "R").splitlines()) == 2)
+    cluster.run("scontrol", "requeue", f"{job}_[1]")
+    until(lambda: "1" in cluster.run("squeue", "-h", "-r", "-j", f"{job}_1", "-t", "R", "-O", "restartcnt").split())
+    assert "0" in cluster.run("squeue", "-h", "-j", f"{job}_2", "-O", "restartcnt").split()
+    for words, error in (
+        (["features=x"], "update of features is not supported"),
+        (["Partition=no"], "Invalid partition name specified"),
+        (["TimeLimit=x"], "slurm_update error"),
+    ):
+        assert error in cluster.ask("scontrol", "update", f"jobid={job}", *words).stderr
+    cluster.run("scancel", job)
+
+
+PARTS = """#!/bin/bash
+#SBATCH -J parts -n 1
+#SBATCH hetjob
+#SBATCH -N 2 -c 2
+echo $SLURM_HET_SIZE $SLURM_JOB_NODELIST_HET_GROUP_0 $SLURM_JOB_NODELIST_HET_GROUP_1
+srun --het-group=0 sh -c 'echo zero $SLURMD_NODENAME $SLURM_CPUS_ON_NODE'
+srun --het-group=1 sh -c 'echo one $SLURMD_NODENAME $SLURM_PROCID $SLURM_NTASKS'
+"""
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_job_of_several_parts_starts_together(cluster: Cluster, split: bool) -> None:
+    if split:
+        script = "#!/bin/bash\n" + PARTS.partition("-c 2\n")[2]
+        job = cluster.sbatch("-J", "parts", "-n1", ":", "-N2", "-c2", "/dev/stdin", text=script)
+    else:
+        job = cluster.sbatch(text=PARTS)
+    assert cluster.ended(job) == "COMPLETED"
+    first, zero, *ones = cluster.file(f"slurm-{job}.out").splitlines()
+    size, own, others = first.split()
+    assert size == "2" and zero.split()[:2] == ["zero", own]
+    names = cluster.run("scontrol", "show", "hostnames", others).split()
+    assert sorted(ones) == sorted(f"one {name} {at} 2" for at, name in enumerate(names))
+    for command in ("salloc", "srun"):
+        assert ": are not supported" in cluster.ask(command, "-n1", ":", "-n1", "true").stderr
+
+
+def test_a_singleton_waits_for_jobs_of_its_name(cluster: Cluster) -> None:
+    first = cluster.sbatch("-J", "one", "--wrap", "sleep 600")
+    second = cluster.sbatch("-J", "one", "-d", "singleton", "--wrap", "true")
+    assert cluster.run("squeue", "-h", "-j", second, "-o", "%t %r %E") == "PD Dependency singleton(unfulfilled)\n"
+    cluster.run("scancel", first)
+    assert cluster.ended(second) == "COMPLETED"

@@ -130,10 +130,10 @@ def test_what_options_ask_for(
 
 def test_arrays_and_dependencies() -> None:
     assert array_of("0-6:3,9%2") == [0, 3, 6, 9]
-    assert after_of("afterok:7:8,afterany:9", "") == ["7", "8", "9:any"]
-    for text in ("afterok:7?afterok:8", "singleton", "foo:3", "afterok"):
+    assert after_of("afterok:7:8,afterany:9,singleton") == ["7", "8", "9:any"]
+    for text in ("afterok:7?afterok:8", "singleton:3", "foo:3", "afterok"):
         with pytest.raises(Wrong):
-            after_of(text, "")
+            after_of(text)
 
 
 def test_constraints_are_alternatives() -> None:
@@ -183,7 +183,8 @@ def test_ids_of_jobs_and_tasks() -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("no capacity", "Resources"), ("waits for job 3", "Dependency"), ("throttle of 2 reached", "JobArrayTaskLimit"),
+    [("no capacity", "Resources"), ("waits for job 3", "Dependency"),
+     ("waits for the end of job 1", "Dependency"), ("throttle of 2 reached", "JobArrayTaskLimit"),
      ("behind other jobs", "Priority"), ("begins at 10:00", "BeginTime"), ("", "None")],
 )  # fmt: skip
 def test_reasons_are_words_of_slurm(text: str, word: str) -> None:

@@ -292,15 +292,15 @@ def array_of(text: str) -> list[int]:
     return sorted(found)
 
 
-def after_of(text: str, name: str) -> list[str]:
-    """Return what a job comes after."""
+def after_of(text: str) -> list[str]:
+    """Return the jobs that a job comes after."""
     found: list[str] = []
     if "?" in text:
         raise Wrong("--dependency: alternatives with ? are not supported; write all of them with commas")
     for part in listed(text):
         kind, *jobs = part.split(":")
-        if kind == "singleton":
-            raise Wrong("--dependency=singleton is not supported; name the jobs with afterany")
+        if part == "singleton":
+            continue  # a key of its own
         if kind not in AFTER or not jobs:
             raise Wrong("Batch job submission failed: Job dependency problem")
         for part_of in jobs:
@@ -470,6 +470,11 @@ def document_of(
     if len(parts) > 1:
         document["gang"] = "job"
         variables["SLURM_HET_SIZE"] = str(len(parts))
+        for at, part in enumerate(shapes):
+            variables[f"SLURM_JOB_NUM_NODES_HET_GROUP_{at}"] = str(part.nodes)
+            variables[f"SLURM_NTASKS_HET_GROUP_{at}"] = str(part.tasks)
+        for alone in ("SLURM_NTASKS", "SLURM_NPROCS"):
+            variables.pop(alone, None)
     for stage in stages:
         stage["environment"] = {**environment, **variables}
     queue = choose_queue(cluster.client, first)
@@ -477,7 +482,7 @@ def document_of(
         document["queue"] = queue
         more["partition"] = queue.removeprefix("root.")
     document["labels"] = labels_of(first, shape, more)
-    return document | _order_of(first, name)
+    return document | _order_of(first)
 
 
 def _array_variables(indices: Sequence[int]) -> dict[str, str]:
@@ -486,11 +491,12 @@ def _array_variables(indices: Sequence[int]) -> dict[str, str]:
     return {f"SLURM_ARRAY_TASK_{key}": str(value) for key, value in values.items()}
 
 
-def _order_of(given: Given, name: str) -> dict[str, Any]:
+def _order_of(given: Given) -> dict[str, Any]:
     """Return the keys of a job that say when it may start."""
     keys: dict[str, Any] = {}
     if "dependency" in given:
-        keys["after"] = after_of(given["dependency"], name)
+        keys["after"] = after_of(given["dependency"])
+        keys["singleton"] = "singleton" in listed(given["dependency"])
     if "priority" in given:
         keys["priority"] = number(given, "priority")
     elif "nice" in given:

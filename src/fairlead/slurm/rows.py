@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ OF_GROUP = {
 }  # fmt: skip
 REASONS = (
     (re.compile(r"^begins at"), "BeginTime"),
-    (re.compile(r"^waits for job"), "Dependency"),
+    (re.compile(r"^waits for .*\bjob"), "Dependency"),
     (re.compile(r"^throttle"), "JobArrayTaskLimit"),
     (re.compile(r"never|no node|can never"), "ReqNodeNotAvail"),
     (re.compile(r"is stopped|is draining"), "PartitionDown"),
@@ -347,14 +347,30 @@ def parse_states(text: str) -> set[str] | None:
     return found
 
 
+class Wanted(NamedTuple):
+    """A job, or tasks of it, or a step: `7`, `8_3`, `9_[1-4]`, `7.0`."""
+
+    job: str
+    indices: set[int] | None
+    step: str
+
+
+def parse_wanted(text: str) -> Iterator[Wanted]:
+    """Yield what a list of ids names. Raise ValueError for a wrong id."""
+    for word in re.findall(r"[^,\[]+(?:\[[^\]]*\])?(?:\.\w+)?|\[[^\]]*\]", text):
+        whole, _, step = word.strip().partition(".")
+        job, underscore, rest = whole.partition("_")
+        job = job.partition("+")[0]
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@-]*", job):
+            raise ValueError(word)
+        indices = set(each_of(rest.strip("[]").partition("%")[0])) if underscore and rest not in ("*", "") else None
+        yield Wanted(job, indices, step)
+
+
 def parse_ids(text: str) -> Iterator[tuple[str, set[int] | None]]:
     """Yield jobs with indices of their array tasks, None for all: `7,8_3,9_[1-4]`. Raise ValueError for a wrong id."""
-    for word in re.findall(r"[^,\[]+(?:\[[^\]]*\])?|\[[^\]]*\]", text):
-        job, underscore, rest = word.strip().partition("_")
-        job, rest = job.partition(".")[0].partition("+")[0], rest.partition(".")[0]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.@-]*", job):
-            raise ValueError(word)
-        yield job, set(each_of(rest.strip("[]").partition("%")[0])) if underscore and rest not in ("*", "") else None
+    for wanted in parse_wanted(text):
+        yield wanted.job, wanted.indices
 
 
 def each_of(text: str) -> Iterable[int]:

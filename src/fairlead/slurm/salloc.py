@@ -28,6 +28,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 def main(words: list[str]) -> int:
     given, rest = parse(SALLOC, words)
     given = Given({**from_environment(SALLOC, os.environ, "SALLOC", {}), **given})
+    if rest[:1] == [":"]:
+        fail(NAME, "allocations of several parts with : are not supported; submit them with sbatch")
     command = rest or [os.environ.get("SHELL", "/bin/sh")]
     with connect(NAME, given) as client:
         if "no-shell" in given:

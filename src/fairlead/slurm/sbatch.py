@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
@@ -25,10 +26,14 @@ MARK = "#SBATCH"
 
 def main(words: list[str]) -> int:
     given, rest = parse(SBATCH, words)
+    others: list[Given] = []
+    while rest[:1] == [":"]:
+        other, rest = parse(SBATCH, rest[1:])
+        others.append(other)
     name, script = _script(given, rest)
     parts = _parts(script)
     own = Given({**from_environment(SBATCH, os.environ, "SBATCH", VARIABLES), **given})
-    parts[0] = Given({**parts[0], **own})
+    parts = [Given({**part, **more}) for part, more in zip_longest(parts, [own, *others], fillvalue=Given())]
     first = parts[0]
     first.setdefault("job-name", name)
     with connect(NAME, first) as client:

@@ -12,10 +12,10 @@ from fairlead.slurm.fields import dependency_of, end_of, file_of, null, tres_of
 from fairlead.slurm.nodes import Host, Part, read_hosts, read_parts
 from fairlead.slurm.options import VERSION, Given, fail, parse
 from fairlead.slurm.queues import is_called
-from fairlead.slurm.rows import Row, of_indices, parse_ids, past_rows, rows_of
+from fairlead.slurm.rows import Row, Wanted, of_indices, parse_ids, parse_wanted, past_rows, rows_of
 from fairlead.slurm.server import connect, uid_of
 from fairlead.slurm.tables import SCONTROL
-from fairlead.slurm.values import format_duration, format_size, format_time
+from fairlead.slurm.values import format_duration, format_size, format_time, parse_duration, parse_size
 from fairlead.wire.hostlist import expand_hosts, fold_hosts
 
 if TYPE_CHECKING:
@@ -356,37 +356,57 @@ SHOWN: dict[str, Callable[[Given, list[str]], int]] = {
 # -- changes -----------------------------------------------------------------------------------------------------
 
 
-def _each_job(given: Given, words: list[str], change: Callable[[Client, str], object], suspends: bool = True) -> int:
+def _each_job(
+    given: Given, words: list[str], change: Callable[[Client, Wanted], object], what: str = "", suspends: bool = True
+) -> int:
+    """Change jobs. `what` says what cannot be done to single tasks of an array; nothing if it can be."""
     from fairlead.client.calls import Problem
 
+    text = ",".join([word.partition("=")[2] if word.lower().startswith("jobid=") else word for word in words])
+    try:
+        jobs = list(parse_wanted(text))
+    except ValueError:
+        _problem(f"Invalid job id specified for job {text}")
     code = 0
     with connect(NAME, given) as client:
-        for word in ",".join(words).split(","):
-            job = word.removeprefix("JobId=").removeprefix("jobid=").partition("_")[0]
+        for wanted in jobs:
+            if what and wanted.indices is not None:
+                fail(NAME, f"{text}: single tasks of an array cannot be {what}; name job {wanted.job}")
             try:
-                change(client, job)
+                change(client, wanted)
             except Problem as problem:
                 if problem.code == "unreachable":
                     raise
-                text = "Invalid job id specified" if problem.code in ("missing", "invalid") else str(problem)
-                print(f"{text} for job {job}", file=sys.stderr)
+                why = "Invalid job id specified" if problem.code in ("missing", "invalid") else str(problem)
+                why = str(problem) if problem.field not in ("", "job") else why
+                print(f"{why} for job {wanted.job}", file=sys.stderr)
                 if suspends:
-                    print(f"slurm_suspend error: {text}", file=sys.stderr)
+                    print(f"slurm_suspend error: {why}", file=sys.stderr)
                 code = 1
     return code
 
 
 def hold(given: Given, words: list[str]) -> int:
-    return _each_job(given, words, lambda client, job: client.hold(job))
+    return _each_job(given, words, lambda client, wanted: client.hold(wanted.job), "held")
 
 
 def release(given: Given, words: list[str]) -> int:
-    return _each_job(given, words, lambda client, job: client.release(job))
+    return _each_job(given, words, lambda client, wanted: client.release(wanted.job), "released")
 
 
 def requeue(given: Given, words: list[str]) -> int:
+    from fairlead.wire import operations as op
+    from fairlead.wire.api import TasksDocument
+
+    def change(client: Client, wanted: Wanted) -> None:
+        if wanted.indices is None:
+            client.requeue(wanted.job)
+        else:
+            tasks = TasksDocument(indices=sorted(wanted.indices))
+            client.send(op.StopTasks(job=wanted.job, action="requeue", document=tasks))
+
     jobs = [word for word in words if "=" not in word or word.lower().startswith("jobid=")]
-    return _each_job(given, jobs, lambda client, job: client.requeue(job), suspends=False)
+    return _each_job(given, jobs, change, suspends=False)
 
 
 def requeuehold(given: Given, words: list[str]) -> int:
@@ -451,21 +471,65 @@ def _update_partition(given: Given, values: dict[str, str]) -> int:
     return 0
 
 
+RELABELLED = {"comment": "comment", "wckey": "wckey", "jobname": "name", "account": "account", "qos": "qos"}
+"""Keys of `scontrol update` → the labels in which a job has them."""
+
+
 def _update_job(given: Given, values: dict[str, str]) -> int:
-    from fairlead.wire import api as wire
-    from fairlead.wire import operations as op
+    from fairlead.slurm.request import Wrong
 
-    changes = values.keys() - {"jobid"}
-    known = {"priority", "nice"}
-    if not changes or changes - known:
-        wrong = next(iter(changes - known), "nothing")
-        _problem(f"Update of {wrong} is not supported; a job's Priority and Nice can be changed")
-    priority = int(values["priority"]) if "priority" in values else -int(values["nice"])
+    changes = {key: value for key, value in values.items() if key != "jobid"}
+    with connect(NAME, given) as client:
+        try:
+            document = _changes(client, changes)
+        except (ValueError, Wrong) as problem:
+            _problem(f"slurm_update error: {problem}")
 
-    def change(client: Client, job: str) -> None:
-        client.send(op.SetPriority(job=job, document=wire.PriorityDocument(priority=priority)))
+    def change(client: Client, wanted: Wanted) -> None:
+        client.update_job(wanted.job, **document)
 
-    return _each_job(given, [values["jobid"]], change)
+    return _each_job(given, [values["jobid"]], change, "changed", suspends=False)
+
+
+def _changes(client: Client, changes: dict[str, str]) -> dict[str, Any]:
+    """Return the changes of a job that `scontrol update` asks for."""
+    from fairlead.slurm.queues import NoSuchPartition, choose_queue
+    from fairlead.slurm.request import after_of
+
+    document: dict[str, Any] = {}
+    labels: dict[str, str | None] = {}
+    for key, value in changes.items():
+        if key in RELABELLED:
+            labels[f"slurm/{RELABELLED[key]}"] = value or None
+        elif key == "priority":
+            document["priority"] = int(value) - (2**31 if int(value) >= 2**31 else 0)
+        elif key == "nice":
+            document["priority"], labels["slurm/nice"] = -int(value or 100), value or "100"
+        elif key == "timelimit":
+            limit = parse_duration(value)
+            document["time_limit"] = "none" if limit is None else limit
+        elif key == "arraytaskthrottle":
+            document["throttle"] = int(value) or "none"
+        elif key == "dependency":
+            document["after"] = after_of(value)
+            if "singleton" in value:
+                raise ValueError("a job is made a singleton when it is submitted")
+            labels["slurm/dependency"] = value or None
+        elif key in ("numcpus", "mincpusnode"):
+            document.setdefault("resources", {})["cpu"] = int(value.partition("-")[0])
+        elif key == "minmemorynode":
+            document.setdefault("resources", {})["memory"] = parse_size(value) * 2**20
+        elif key == "gres" and value.startswith("gpu"):
+            document.setdefault("resources", {})["gpu"] = int(value.rpartition(":")[2])
+            labels["slurm/gres"] = value
+        elif key != "partition":
+            raise ValueError(f"update of {key} is not supported; see `fairlead update --help`")
+    if "partition" in changes:
+        try:
+            document["queue"] = choose_queue(client, Given(changes))
+        except NoSuchPartition:
+            raise ValueError("Invalid partition name specified") from None
+    return document | ({"labels": labels} if labels else {})
 
 
 # -- others ------------------------------------------------------------------------------------------------------

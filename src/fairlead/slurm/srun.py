@@ -115,7 +115,8 @@ def layout_of(given: Given, allocation: Allocation) -> Layout:
         nodes = int(given["nodes"].partition("-")[0])
         if nodes > len(places):
             _refuse(allocation, "Requested node configuration is not available")
-    tasks = tasks or nodes * (per_node or 1)
+    part = os.environ.get(f"SLURM_NTASKS_HET_GROUP_{given.get('het-group', '0')}", "0")
+    tasks = tasks or (0 if "nodes" in given or per_node else int(part)) or nodes * (per_node or 1)
     nodes = max(1, min(nodes, tasks))
     counts = spread(tasks, nodes)
     if allocation.cpus and max(counts) * each > allocation.cpus and "overcommit" not in given:
@@ -172,7 +173,12 @@ def _tasks(given: Given, words: list[str], allocation: Allocation, layout: Layou
 
 def _places(given: Given, allocation: Allocation) -> list[Place]:
     """Return the nodes of the allocation on which a step may run."""
-    places = allocation.places[int(given.get("relative", "0")) :]
+    stages = list(dict.fromkeys(place.stage for place in allocation.places))
+    group = int(given.get("het-group", "0"))
+    if group >= len(stages):
+        _refuse(allocation, "Requested node configuration is not available")
+    places = [place for place in allocation.places if place.stage == stages[group]]
+    places = places[int(given.get("relative", "0")) :]
     try:
         if "nodelist" in given:
             order = expand_hosts(given["nodelist"])
@@ -183,9 +189,6 @@ def _places(given: Given, allocation: Allocation) -> list[Place]:
             places = [place for place in places if place.node not in expand_hosts(given["exclude"])]
     except ValueError:
         fail(NAME, "Invalid node name specified")
-    if "het-group" in given:
-        stages = list(dict.fromkeys(place.stage for place in places))
-        places = [place for place in places if stages.index(place.stage) == int(given["het-group"])]
     if not places:
         _refuse(allocation, "Requested node configuration is not available")
     return places

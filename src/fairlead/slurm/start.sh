@@ -8,8 +8,7 @@ if [ -n "$SLURM_ARRAY_TASK_COUNT" ]; then
   export SLURM_ARRAY_JOB_ID="$FAIRLEAD_JOB" SLURM_ARRAY_TASK_ID="$FAIRLEAD_INDEX"
   SLURM_JOB_ID=${FAIRLEAD_JOB}_$FAIRLEAD_INDEX
 fi
-case ${FAIRLEAD_NODES:=$FAIRLEAD_NODE} in
-*,*) SLURM_JOB_NODELIST=$(printf %s "$FAIRLEAD_NODES" | awk -v RS=, '
+fold() { printf %s "$1" | awk -v RS=, '
   function part() { if (before == "") return
     text = low == high ? low : low "-" high; group = group == "" ? text : group "," text; many = many || low != high }
   function close_group() { part(); if (before == "") return
@@ -19,9 +18,19 @@ case ${FAIRLEAD_NODES:=$FAIRLEAD_NODE} in
     if (name == before && number + 0 == high + 1 && length(number) >= length(high)) { high = number; next }
     if (name == before && number + 0 > high + 0 && length(number) >= length(high)) part(); else close_group()
     before = name; low = high = number }
-  END { close_group(); printf "%s", all }') ;;
+  END { close_group(); printf "%s", all }'; }
+case ${FAIRLEAD_NODES:=$FAIRLEAD_NODE} in
+*,*) SLURM_JOB_NODELIST=$(fold "$FAIRLEAD_NODES") ;;
 *) SLURM_JOB_NODELIST=$FAIRLEAD_NODE ;;
 esac
+part=0 first=1 # of a heterogeneous job, each part has its nodes
+while [ "$part" -lt "${SLURM_HET_SIZE:-0}" ]; do
+  eval "last=\$((first + SLURM_JOB_NUM_NODES_HET_GROUP_$part - 1))"
+  nodes=$(fold "$(printf %s "$FAIRLEAD_NODES" | cut -d, "-f$first-$last")")
+  [ "$part" -gt 0 ] || SLURM_JOB_NODELIST=$nodes
+  export "SLURM_JOB_NODELIST_HET_GROUP_$part=$nodes"
+  part=$((part + 1)) first=$((last + 1))
+done
 export FAIRLEAD_NODES SLURM_JOB_ID SLURM_JOBID="$SLURM_JOB_ID" SLURM_JOB_NODELIST SLURM_NODELIST="$SLURM_JOB_NODELIST"
 export SLURMD_NODENAME="$FAIRLEAD_NODE" SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_GTIDS=0 SLURM_TASK_PID=$$
 SLURM_JOB_START_TIME=$(date +%s); export SLURM_JOB_START_TIME
@@ -40,7 +49,11 @@ mail() {
     "${SLURM_MAIL_USER:-$USER}" "$SLURM_JOB_ID" "$SLURM_JOB_NAME" "$2" | PATH=$PATH:/usr/sbin sendmail -t 2>/dev/null
 }
 mail BEGIN Began
-below() { for child in $(cat "/proc/$1"/task/*/children 2>/dev/null); do echo "$child"; below "$child"; done; }
+below() { # what srun has started is left to srun, which passes signals on
+  for child in $(cat "/proc/$1"/task/*/children 2>/dev/null); do
+    echo "$child"
+    case $(tr '\0' ' ' 2>/dev/null <"/proc/$child/cmdline") in */srun\ *) ;; *) below "$child" ;; esac
+  done; }
 trap : TERM INT HUP USR1 USR2 CONT
 "$script" "$@" <&0 3>&- &
 batch=$!

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +14,7 @@ from fairlead.slurm.rows import Row
 
 if TYPE_CHECKING:
     from fairlead.client import Client
-    from fairlead.slurm.steps import Allocation
+    from fairlead.slurm.steps import Allocation, Place
 
 MOST_LOGS = 2_000
 """Jobs of one list whose steps are read."""
@@ -159,23 +160,31 @@ class FarSteps:
         self._do(APPEND + 'printf %s "$0" >&9', end_line(number, code, cpu, memory).decode())
 
     def _do(self, program: str, line: str) -> bytes:
-        from uuid import uuid4
-
         from fairlead.client.calls import Problem
-        from fairlead.client.tunnel import capture
-        from fairlead.wire import operations as op
 
-        wanted = op.OpenTunnel(
-            job=self._job, stage=self._place.stage, index=self._place.index, tunnel=uuid4().hex, kind="command",
-            command=["/bin/sh", "-c", program, line],
-        )  # fmt: skip
         try:
-            done = capture(self._client, wanted, b"")
+            done = run_beside(self._client, self._job, self._place, program, line)
         except Problem:
             return b""  # the job is ending
         if done.returncode:
             print(f"srun: warning: the step is not noted: {done.stderr.decode(errors='replace')}", file=sys.stderr)
         return done.stdout
+
+
+def run_beside(client: Client, job: str, place: Place, program: str, *words: str) -> CompletedProcess[bytes]:
+    """Run a program of the shell beside a task."""
+    from uuid import uuid4
+
+    from fairlead.client.tunnel import capture
+    from fairlead.wire import operations as op
+
+    command = ["/bin/sh", "-c", program, *words]
+    stage, index = place.stage, place.index
+    return capture(
+        client,
+        op.OpenTunnel(job=job, stage=stage, index=index, tunnel=uuid4().hex, kind="command", command=command),
+        b"",
+    )
 
 
 Notes = NearSteps | OnlyStep | FarSteps

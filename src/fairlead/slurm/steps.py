@@ -35,6 +35,8 @@ OF_NODES = (
     "HOSTNAME",
 )
 """Variables that a task has from its own node."""
+OF_PARTS = "SLURM_JOB_NUM_NODES_HET_GROUP_"
+"""Variables with the number of nodes of each part of a heterogeneous job."""
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND = 1.0
@@ -379,6 +381,11 @@ def allocation_here(environment: Mapping[str, str]) -> Allocation | None:
     if not shown or not nodes:
         return None
     stage, names = environment.get("FAIRLEAD_STAGE", "main"), nodes.split(",")
+    sizes = [int(environment[f"{OF_PARTS}{at}"]) for at in range(int(environment.get("SLURM_HET_SIZE", "0")))]
+    if sizes:
+        members = [(f"het{part}", at) for part, size in enumerate(sizes) for at in range(size)]
+        places = [Place(name, *member) for name, member in zip(names, members, strict=True)]
+        return Allocation(shown, shown, places)
     first = int(environment.get("FAIRLEAD_INDEX", "0")) if len(names) == 1 else 0
     places = [Place(name, stage, first + at) for at, name in enumerate(names)]
     cpus = environment.get("SLURM_CPUS_ON_NODE", "0")

@@ -220,12 +220,12 @@ SQUEUE = table(
 )
 SCANCEL = table(
     "scancel",
-    "[OPTIONS…] [JOB[_INDEX]…]",
-    "Cancel jobs, or tasks of arrays, or send them a signal.",
+    "[OPTIONS…] [JOB[_INDEX][.STEP]…]",
+    "Cancel jobs, tasks of arrays or steps, or send them a signal.",
     """
 -A, --account=NAME     | Only jobs of this account.
--b, --batch            | Signal only the batch shell.
--f, --full             | Signal the batch shell and all steps (the default).
+-b, --batch            | With --signal: only the batch script.
+-f, --full             | With --signal: the batch script and what it has started.
 -i, --interactive      | Ask before each job.
 --me                   | Only your jobs.
 -M, --clusters=NAME    | Partition of Fairlead.
@@ -233,7 +233,7 @@ SCANCEL = table(
 -p, --partition=NAME   | Only jobs in this queue.
 -Q, --quiet            | Do not report jobs that are over.
 -q, --qos=NAME         | Only jobs with this QOS.
--s, --signal=NAME      | Send this signal to running tasks instead of ending them.
+-s, --signal=NAME      | Send this signal to what the batch script has started. KILL ends the job.
 -t, --state=STATE      | Only jobs in this state: PENDING, RUNNING or SUSPENDED.
 -u, --user=NAME        | Only jobs of this user.
 -w, --nodelist=HOSTS   | Only jobs on these nodes.
