@@ -27,7 +27,7 @@ CLIENT = ROOT / "src" / "fairlead" / "client"
 
 BY_HAND = set(
     "submit submit_many dry_run tasks eta etas what_if attempts results partitions lanes holds pools move_pool "
-    "usage_report".split()
+    "usage_report store_content content".split()
 )
 """Operations with a method by hand, in `client/shortcuts.py`, or in `client/sync.py` and `client/aio.py`."""
 NOT_IN_PYTHON = set("login logout map map_tasks past_map past_queues openapi healthz readyz".split())

@@ -58,9 +58,9 @@ JOB_KEYS = (
     "priority, queue, singleton, stages, user"
 )
 STAGE_KEYS = (
-    "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
-    "on_loss, output, parameters, pool, prefer, pty, resources, results, scaling, secrets, selectors, signal, stdin, "
-    "throttle, time_limit, tolerations, tries, where"
+    "it has apart, array, command, count, directory, environment, error, estimate, grace, image, min, mounts, name, "
+    "near, on_failure, on_loss, output, parameters, pool, prefer, pty, resources, results, scaling, secrets, "
+    "selectors, signal, snapshot, stdin, throttle, time_limit, tolerations, tries, where"
 )
 EXPRESSIONS = (
     "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "
@@ -76,7 +76,7 @@ PARTITION_KEYS = (
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "
-    "groups, max_priority, and other queues as mappings"
+    "groups, max_priority, max_grace, and other queues as mappings"
 )
 A_DURATION = (
     "is not a duration; write seconds, numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min, "

@@ -306,7 +306,7 @@ def test_agents_keep_their_own_variables_to_themselves() -> None:
 def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     spec = Spec(("true",), (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1,2")), "", 500, 1 << 20, (("KEY", "hush"),))
     command, variables, directory, cpu, memory, *files = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
-    files_and_signals = ("", "", None, "", (0, 0, 0))
+    files_and_signals = ("", "", None, "", (0, 0, 0), ("", (), ""))
     assert (command, directory, cpu, memory, *files) == (("true",), "/home/ann", 500, 1 << 20, *files_and_signals)
     assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
     assert variables["CUDA_VISIBLE_DEVICES"] == "", "a job cannot give itself a GPU"

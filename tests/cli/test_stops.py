@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fairlead import Client, Problem
 from tests.live import Up
 from tests.until import until
 
@@ -24,7 +25,7 @@ while :; do sleep 0.02; done
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("stops")
-    grace = {"partitions": {"default": {"preempt_grace": "1s", "queues": {"root": {"default": {}}}}}}
+    grace = {"partitions": {"default": {"preempt_grace": "1s", "queues": {"root": {"default": {"max_grace": "1min"}}}}}}
     (folder / "config.yaml").write_text(json.dumps(grace))
     options = ("--name", "box", "--resource", "cpu=4", "--config", str(folder / "config.yaml"))
     site = Up(folder / "data", *options)
@@ -70,3 +71,19 @@ def test_a_signal_comes_before_the_time_limit(up: Up, tmp_path: Path) -> None:
         assert refused.returncode and said in refused.stderr, refused.stderr
     refused = up.ask("submit", "--time-limit", "30s", "--signal", "USR1@60s", "--", "true")
     assert "that is not longer" in refused.stderr
+
+
+def test_a_stage_names_its_grace_within_the_bound_of_the_queue(up: Up, tmp_path: Path) -> None:
+    script = f"trap 'sleep 2.5; touch {tmp_path}/saved; exit 0' TERM; echo on; while :; do sleep 0.02; done"
+    for grace, saves in (((), False), (("--grace", "50s"), True)):
+        job = up.run("submit", "--cpu", "0.1", *grace, "--shell", "--", script).strip()
+        up.until("logs", job, said="on\n")
+        up.run("kill", job)
+        up.run("wait", job, code=1)
+        assert (tmp_path / "saved").exists() == saves
+    token = up.run("token", "create", "--user", "bob", "--role", "user").split()[-1]
+    with (
+        Client(up.url, token) as bob,
+        pytest.raises(Problem, match=r"2min is above 60s, the max_grace of root\.default"),
+    ):
+        bob.submit(["true"], grace="2min")

@@ -93,6 +93,7 @@ FIRST = {
                 "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}, "ann": {"max_priority": 5}},
                 "groups": {"ml": {"max_jobs": 8}},
                 "max_priority": 2,
+                "max_grace": "1min",
                 "preemptible": False,
             },
             "ci": {"share": 30, "order": "fair", "scale_first": False, "max_jobs": 5},
@@ -189,7 +190,17 @@ SERVED = {
     **ARRAY,
     "name": "served",
     "done_when": {"stage": "worker"},
-    "stages": [{"name": "ps", "resources": {"cpu": 1}}, {"name": "worker", "resources": {"cpu": 1}}],
+    "stages": [
+        {
+            "name": "ps",
+            "resources": {"cpu": 1},
+            "image": "/images/ps",
+            "mounts": ["/data:/mnt/data:ro"],
+            "snapshot": "0" * 64,
+            "grace": "20s",
+        },
+        {"name": "worker", "resources": {"cpu": 1}},
+    ],
 }
 
 
@@ -251,7 +262,7 @@ def play(s: Script) -> None:
     s.cycle(
         node("g0", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"),
         node("g1", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r2"}, taints=["gpu"], pool="gpu"),
-        node("c0", resources={"cpu": 4, "licence/x": 3}),
+        node("c0", resources={"cpu": 4, "licence/x": 3}, labels={"image.folder": "namespaces"}),
         node("c1", resources={"cpu": 4}),
     )
     plan_a_start(s)

@@ -22,6 +22,7 @@ ROLES = {
     "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile resultArchive "
     "history attempts kill hold release requeue stopTasks scale submitPipeline updateJob rerun table jobUsage "
     "setPriority tryPriority nodes node queues queue lanes "
+    "storeContent content "
     "holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "
     "logout map live timeline pastMap pastQueues sentences mapTasks loans "
     "closures openTunnel",

@@ -18,6 +18,8 @@ KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".s
 """Variables of the agent that its tasks inherit. All others, such as tokens, are hidden from tasks."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
+OF_NODE = frozenset(("PATH", "LD_LIBRARY_PATH", "SHELL"))
+"""Inherited variables that mean nothing in a container."""
 NOWHERE: Mapping[str, str] = {}
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables from which libraries take their number of threads. Most libraries read the first if their own is not
@@ -86,7 +88,11 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
         environment["FAIRLEAD_CHECKPOINT"] = f"{around.checkpoints}/{OWN_FOLDER}"
     signals = (spec.signal, spec.signal_after, spec.time_limit)
     files = (spec.output, spec.error, results)
-    return spec.command, environment, directory, spec.cpu, spec.memory, *files, spec.stdin, signals
+    if spec.image:
+        for name in OF_NODE - chosen.keys():
+            environment.pop(name, None)
+    inside = (spec.image, spec.mounts, spec.snapshot)
+    return spec.command, environment, directory, spec.cpu, spec.memory, *files, spec.stdin, signals, inside
 
 
 def own_variables(

@@ -26,6 +26,7 @@ from fairlead.agent.node_key import Identity
 from fairlead.agent.probe import Probe
 from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import Channel, Refused
+from fairlead.agent.spawner.container import kinds
 from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
 from fairlead.agent.task_logs import remove_old
@@ -101,6 +102,7 @@ class Agent:
         self._lock = _lock(self._directory)
         self._identity = Identity(self._directory, self._name, settings.token)
         self._helper = helper
+        self._images = {f"image.{kind}": runtime for kind, runtime in kinds().items()}
         inherited = {**personal_variables(), **os.environ}
         server = server_variables(settings)
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None, server)
@@ -316,10 +318,10 @@ class Agent:
         return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
 
     def _facts(self) -> dict[str, str]:
+        own = {"node": self._name, "version": __version__, **self._images}
         if self._helper is not None:
-            return {"node": self._name, "version": __version__, "users": "separate", **self._helper.facts}
-        own = {"node": self._name, "version": __version__, "users": "one"}
-        return {**own, "cgroup": self._joining.cgroup, "tmp": "shared"}
+            return {**own, "users": "separate", **self._helper.facts}
+        return {**own, "users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
 
     async def _sweep(self) -> None:
         while True:

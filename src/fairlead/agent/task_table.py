@@ -216,6 +216,7 @@ class TaskTable:
         tasks = stop.tasks
         unknown: list[int] = []
         stopping: list[list[Key]] = [[] for _ in self.outbox]
+        grace = stop.grace / 1e6 or self.grace
         for index in each_of(tasks.indices):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             entry = self._entries.get(key)
@@ -226,13 +227,13 @@ class TaskTable:
             elif entry.state != "ended":
                 stopping[entry.at].append(key)
                 if stop.cause != "return":
-                    self._stop_at.setdefault(key, self._steady() + self.grace)
+                    self._stop_at.setdefault(key, self._steady() + grace)
         for spawner, keys in enumerate(stopping):
             if keys and stop.cause == "return":
                 self.outbox[spawner].append(("return", keys))
             elif keys:
                 self.outbox[spawner].append(("why", keys, WORDS.get(stop.cause, stop.cause)))
-                self.outbox[spawner].append(("stop", [(key, self.grace) for key in keys]))
+                self.outbox[spawner].append(("stop", [(key, grace) for key in keys]))
         if unknown:
             unknown_tasks = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
             self.reporting.answer(Report(unknown_tasks, "stopped"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
     from fairlead.client import Client
 
+DIGEST = re.compile("[0-9a-f]{64}")
 Policy = Literal["replace", "restart", "fail"]
 
 OF_STAGE = (
-    "min", "throttle", "near", "scaling", "pool", "estimate", "time_limit", "signal", "tries", "on_failure", "on_loss",
-    "directory", "output", "error",
+    "min", "throttle", "near", "scaling", "pool", "estimate", "time_limit", "signal", "grace", "tries", "on_failure",
+    "on_loss", "directory", "output", "error",
 )  # fmt: skip
 """Options that a stage of a document has under the same name."""
 OF_JOB = ("name", "queue", "priority", "after", "notify", "notify_on")
@@ -31,7 +33,6 @@ OF_JOB = ("name", "queue", "priority", "after", "notify", "notify_on")
 class PodOptions(Options):
     """The options of `submit` that only pods have."""
 
-    image: str | None = option("With --engine kubernetes: container image of the pods.")
     namespace: str | None = option(
         "With --engine kubernetes: namespace of the pods. By default the one of the current context."
     )
@@ -146,6 +147,23 @@ class JobOptions(Options):
         "sent 60s before --time-limit. SIGTERM follows before the end of the grace.",
         metavar="SIGNAL[@TIME]",
     )
+    grace: str | None = option(
+        "Time that a stopped task has to end, such as 5min, up to max_grace of the queue.", show_default="preempt_grace"
+    )
+    image: str | None = option(
+        "Run the tasks in a container: docker://NAME, oras://NAME, a .sif file, or an unpacked root folder. The home, "
+        "the working directory, /tmp and the GPUs of the tasks are in it.",
+        metavar="IMAGE",
+    )
+    mount: list[str] | None = option(
+        "With --image: a folder or file of the node in the container, read-only with :ro; may be repeated.",
+        metavar="SRC[:DST][:ro]",
+    )
+    snapshot: Path | None = option(
+        "Freeze the files of this directory now, without those that git ignores, and start the tasks in a copy of them "
+        "on each node.",
+        metavar="DIRECTORY",
+    )
     tries: int | None = option("Run a task up to this many times, until it succeeds.", min=1, show_default="1")
     on_failure: Policy | None = option(
         "What to do when a task fails and has tries left: replace the task, restart its whole gang, or fail the job. A "
@@ -204,15 +222,18 @@ class JobOptions(Options):
             for each in job["jobs"] if several else [job]:
                 if isinstance(each, dict) and changes:
                     _change_stage(each, changes)
+            _store_snapshots(client, job["jobs"] if several else [job])
             return job
         assert self.command
         job = {"name": _name_of(self.command[0])}
         self._set(job)
         stage = self._stage(local, follow)
         stage.setdefault("resources", {}).setdefault("cpu", "1")
-        if local and "directory" not in stage:
+        if local and "directory" not in stage and "snapshot" not in stage:
             stage["directory"] = os.getcwd()
-        return {**job, "stages": [stage]}
+        job["stages"] = [stage]
+        _store_snapshots(client, [job])
+        return job
 
     def _set(self, job: dict[str, Any], of_several: bool = False) -> None:
         """Set the keys of a job that options give."""
@@ -229,7 +250,7 @@ class JobOptions(Options):
             os.environ,
             given=self.env or (),
             files=self.env_file or (),
-            export=self.export,
+            export=self.export or ("none" if self.image else None),  # a venv of this machine is not in the image
             command=self.command or (),
             local=local,
             follow=follow,
@@ -242,6 +263,7 @@ class JobOptions(Options):
         """Return the fields of a stage that options give."""
         check_duration(self.estimate, "--estimate")
         check_duration(self.time_limit, "--time-limit")
+        check_duration(self.grace, "--grace")
         parameters = self._parameters()
         by_line = "there is no COMMAND; write the line for the shell behind --, or drop --shell"
         of_array = "tasks of an array start one by one, those of a gang together; drop --array or --gang"
@@ -267,6 +289,9 @@ class JobOptions(Options):
             "prefer": self._preferences(),
             "apart": self.apart,
             "pty": self.pty,
+            "image": _image_of(self.image),
+            "mounts": self.mount,
+            "snapshot": str(self.snapshot) if self.snapshot else None,
             "tolerations": self.toleration,
             "results": self.result,
             **{name: getattr(self, name) for name in OF_STAGE},
@@ -300,6 +325,26 @@ class JobOptions(Options):
                 raise wrong("--prefer", f"{text!r} has no weight; write condition=weight, such as 'zone = a=10'")
             preferences[expression.strip()] = int(weight)
         return preferences
+
+
+def _image_of(image: str | None) -> str | None:
+    """Return an image. A path is made absolute, if it is one from here."""
+    return image if image is None or "://" in image else os.path.abspath(image)
+
+
+def _store_snapshots(client: Client, jobs: list[Any]) -> None:
+    """Store the directories that stages name as their snapshots, and name what is stored instead."""
+    stored: dict[str, str] = {}
+    for job in jobs:
+        for stage in (job.get("stages") or ()) if isinstance(job, dict) else ():
+            directory = stage.get("snapshot") if isinstance(stage, dict) else None
+            if isinstance(directory, str) and not DIGEST.fullmatch(directory):
+                if directory not in stored:
+                    try:
+                        stored[directory] = client.store_snapshot(directory)
+                    except ValueError as problem:
+                        raise wrong("--snapshot", str(problem)) from None
+                stage["snapshot"] = stored[directory]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -30,6 +30,9 @@ ONLY_AGENTS = {
     "on_failure": "the Job restarts its pods",
     "on_loss": "annotate pods with fairlead.dev/on-loss in a Job of your own",
     "directory": "the image decides",
+    "mount": "write volumes in a Job of your own",
+    "snapshot": "build it into the image",
+    "grace": "set terminationGracePeriodSeconds in a Job of your own",
     "output": "see `kubectl logs`",
     "error": "see `kubectl logs`",
     "dry_run": "leave it out",
@@ -49,7 +52,7 @@ def submit_pods(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> No
     for name, remedy in ONLY_AGENTS.items():
         if given[name]:
             raise wrong(f"--{name.replace('_', '-')}", f"pods do not have it; {remedy}")
-    if not pods.image:
+    if not job.image:
         raise wrong("--image", "missing; pods need one")
     if not job.command:
         raise wrong("COMMAND", "missing; write the program and its arguments")
@@ -71,7 +74,7 @@ def _fields(job: JobOptions, pods: PodOptions) -> dict[str, Any]:
     requests = {"cpu": job.cpu or "1", "memory": job.memory, "nvidia.com/gpu": job.gpu}
     requests |= pairs(job.resource, "--resource")
     fields = {
-        "image": pods.image,
+        "image": job.image,
         "command": job.whole_command,
         "name": job.name,
         "tasks": int(job.array) if job.array else job.gang,

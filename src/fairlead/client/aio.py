@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from msgspec.structs import replace
 
@@ -213,6 +213,16 @@ class AsyncClient(Caller, AsyncMethods):
                 yield number
             finally:
                 await asyncio.to_thread(tunnel.__exit__, None, None, None)
+
+    @described_as(Client.store)
+    async def store(self, content: bytes | IO[bytes]) -> str:
+        with Client(*self._given) as client:
+            return await asyncio.to_thread(client.store, content)
+
+    @described_as(Client.store_snapshot)
+    async def store_snapshot(self, directory: str | Path) -> str:
+        with Client(*self._given) as client:
+            return await asyncio.to_thread(client.store_snapshot, directory)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

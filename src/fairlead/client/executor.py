@@ -89,7 +89,7 @@ class Executor(Base):
     ) -> Future[Result]:
         packed = zlib.compress(cloudpickle.dumps((fn, args, kwargs)), 1)
         call = secrets.token_hex(16)
-        command = [self._python, "-c", RUNNER, *call_arguments(self._shared.key, call, packed)]
+        command = [self._python, "-c", RUNNER, *self._shared.arguments(call, packed)]
         stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
         stage = {key: value for key, value in self._fields.items() if key in stage_keys}
         job = {key: value for key, value in self._fields.items() if key not in stage_keys}
@@ -154,6 +154,10 @@ class _Shared:
         self._following = threading.Event()
         """Set when job events arrive, or when it is clear that they cannot be received."""
         self._threads: list[threading.Thread] = []
+
+    def arguments(self, call: str, packed: bytes) -> list[str]:
+        """Return the arguments of a task for a pickled call."""
+        return call_arguments(self.key, call, packed, self._client.store)
 
     def start(self, document: dict[str, Any], call: str) -> CallFuture[Any]:
         future: CallFuture[Any] = CallFuture(self._cancelled, call)
@@ -351,7 +355,9 @@ class _Shared:
         if not text:
             view = self._client.job(job)
             raise Lost(f"job {job} is {view.state} without a result: {view.reason or cause or 'see its log'}")
-        kind, value = result_of(self.key, call, job, text)
+        kind, value = result_of(
+            self.key, call, job, text, lambda digest: b"".join(self._client.stream(op.Content(digest=digest)))
+        )
         if kind == "result":
             return value
         error, trace = value

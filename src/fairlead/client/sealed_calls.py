@@ -7,9 +7,12 @@ unpickled, because unpickling can run any code. Tasks get the key as a secret of
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import pickle
+import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 KEY = "FAIRLEAD_CALL_KEY"
@@ -20,18 +23,20 @@ PIECE = 100_000
 """Characters of one argument of a command; the system allows 131,071."""
 MAX_SENT = 1_500_000
 MAX_RETURNED = 8_000_000
+STORED = "sha256:"
+"""Begins what stands for a larger call or result: the SHA-256 of content on the server."""
 
 # Standard output carries only the result: output of the function goes to standard error. Modules of the working
 # directory come last, so that a file there cannot replace a module that is imported before the seal is checked.
 RUNNER = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
-import base64, hmac, os, pickle, traceback, zlib
+import base64, hashlib, hmac, json, os, pickle, traceback, zlib
 sys.path.append("")
 out = os.dup(1)
 os.dup2(2, 1)
-most, call, seal = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-text = "".join(sys.argv[4:])
+most, version, call, seal = int(sys.argv[1]), *sys.argv[2:5]
+text = "".join(sys.argv[5:])
 key = bytes.fromhex(os.environ.pop("FAIRLEAD_CALL_KEY", ""))
 def sealed(*parts):
     return hmac.new(key, b"\\0".join(part.encode() for part in parts), "sha256").hexdigest()
@@ -41,16 +46,43 @@ if not hmac.compare_digest(seal.encode(), sealed("call", call, text).encode()):
     sys.exit("the call does not carry the seal of the executor that submitted it; it was not read")
 def packed(kind, value):
     return zlib.compress(pickle.dumps((kind, value)))
+def ask(digest, document=None):
+    import ssl, urllib.request
+    trust = ssl.create_default_context(cafile=os.environ.get("FAIRLEAD_CA"))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust))
+    url = os.environ["FAIRLEAD_URL"].split(",")[0].rstrip("/") + "/api/v1/contents/" + digest
+    asked = urllib.request.Request(url, method="PUT" if document else "GET")
+    asked.add_header("Authorization", "Bearer " + os.environ["FAIRLEAD_TOKEN"])
+    asked.add_header("Content-Type", "application/json")
+    with opener.open(asked, document and json.dumps(document).encode(), 60) as answer:
+        return answer.read()
+def stored(data):
+    digest, at = hashlib.sha256(data).hexdigest(), 0
+    document = {"size": len(data)}
+    while (at := json.loads(ask(digest, document))["stored"]) < len(data):
+        document |= {"offset": at, "data": base64.b64encode(data[at : at + (4 << 20)]).decode()}
+    return "sha256:" + digest
 try:
-    function, arguments, named = pickle.loads(zlib.decompress(base64.b85decode(text)))
+    data = base64.b85decode(text) if text[:7] != "sha256:" else ask(text[7:])
+    if text[:7] == "sha256:" and hashlib.sha256(data).hexdigest() != text[7:]:
+        raise ValueError("the call did not arrive as it was sent; submit it again")
+    try:
+        function, arguments, named = pickle.loads(zlib.decompress(data))
+    except ImportError as lack:
+        remedy = "install it there, or name another interpreter with Executor(python=...)"
+        raise RuntimeError(f"{sys.executable} has no package {lack.name or lack}: {remedy}") from None
+    except Exception as problem:
+        if "%d.%d" % sys.version_info[:2] == version:
+            raise
+        both = f"{sys.executable} is not Python {version}, in which the call was pickled: {problem!r}"
+        raise RuntimeError(f"{both}; use the same version, with Executor(python=...)") from None
     result = function(*arguments, **named)
     try:
         import cloudpickle
         data = zlib.compress(cloudpickle.dumps(("result", result)))
     except ImportError:
         data = packed("result", result)
-    if len(data) * 5 // 4 > most:
-        raise ValueError(f"the result has {len(data)} bytes when packed; write it to a file and return its name")
+    text = base64.b85encode(data).decode() if len(data) * 5 // 4 <= most else stored(data)
     code = 0
 except BaseException as error:
     trace = "".join(traceback.format_exception(error))
@@ -60,8 +92,8 @@ except BaseException as error:
     except BaseException:
         data = packed("error", (RuntimeError(f"{type(error).__name__}: {error}"), trace))
     sys.stderr.write(trace)
+    text = base64.b85encode(data).decode()
     code = 1
-text = base64.b85encode(data).decode()
 task = os.environ["FAIRLEAD_JOB"], os.environ["FAIRLEAD_INDEX"]
 data = (sealed("result", call, *task, text) + text + "\\n").encode()
 while data:
@@ -75,19 +107,19 @@ class Forged(Exception):
     """Raised if output has no valid seal, so that somebody changed or replaced it. It is not unpickled."""
 
 
-def call_arguments(key: bytes, call: str, packed: bytes) -> list[str]:
-    """Return the arguments of `RUNNER` for a pickled call."""
-    text = base64.b85encode(packed).decode()
-    if len(text) > MAX_SENT:
-        raise ValueError(
-            f"function and arguments have {len(text)} bytes when packed, more than {MAX_SENT}; pass file names"
-        )
+def call_arguments(key: bytes, call: str, packed: bytes, store: Callable[[bytes], str]) -> list[str]:
+    """Return the arguments of `RUNNER` for a pickled call. A large one is stored on the server and named."""
+    text = base64.b85encode(packed).decode() if len(packed) * 5 // 4 <= MAX_SENT else STORED + store(packed)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-    return [str(MAX_RETURNED), call, _sealed(key, "call", call, text), *pieces]
+    return [str(MAX_RETURNED), version, call, _sealed(key, "call", call, text), *pieces]
 
 
-def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]:
-    """Return the output of a call's task as its kind ("result" or "error") and the value."""
+def result_of(key: bytes, call: str, job: str, output: bytes, fetch: Callable[[str], bytes]) -> tuple[str, Any]:
+    """Return the output of a call's task as its kind ("result" or "error") and the value.
+
+    `fetch` gets stored content by its SHA-256.
+    """
     seal, text = output[:SEAL], output[SEAL:]
     expected = _sealed(key, "result", call, job, "0", text.decode("latin-1"))
     if not hmac.compare_digest(seal, expected.encode()):
@@ -95,7 +127,14 @@ def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]
             f"job {job}: the output of its task does not carry the seal of this call, so it was changed or replaced; "
             "it was not unpickled. Submit the call again, and check which users can write files on the node"
         )
-    kind, value = pickle.loads(zlib.decompress(base64.b85decode(text)))
+    if text.startswith(STORED.encode()):
+        digest = text.decode().removeprefix(STORED)
+        data = fetch(digest)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Forged(f"job {job}: the stored result is not that of this call; it was not unpickled")
+    else:
+        data = base64.b85decode(text)
+    kind, value = pickle.loads(zlib.decompress(data))
     return kind, value
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -33,6 +33,9 @@ from fairlead.client.shortcuts import Shortcuts
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.operation import Answer, Operation
+
+if TYPE_CHECKING:
+    from fairlead.client.snapshots import Storing
 
 
 class Client(Caller, Shortcuts):
@@ -230,6 +233,26 @@ class Client(Caller, Shortcuts):
         wanted = op.OpenTunnel(job=job, tunnel=uuid4().hex, kind="ports", stage=stage, index=index)
         with forwarding(self, wanted, port, local) as number:
             yield number
+
+    def store(self, content: bytes | IO[bytes]) -> str:
+        """Store content for jobs, if the server does not have it. Return its SHA-256."""
+        from fairlead.client.snapshots import storing
+
+        return self._store(storing(content))
+
+    def store_snapshot(self, directory: str | Path) -> str:
+        """Store the files of a directory, without those that git ignores. Return the `snapshot` for stages of jobs."""
+        from fairlead.client.snapshots import snapshot_storing
+
+        return self._store(snapshot_storing(directory))
+
+    def _store(self, steps: Storing) -> str:
+        try:
+            asked = next(steps)
+            while True:
+                asked = steps.send(self.send(asked))
+        except StopIteration as done:
+            return str(done.value)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

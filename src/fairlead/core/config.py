@@ -220,6 +220,7 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         users=_limits(read, "users"),
         groups=_limits(read, "groups"),
         max_priority=_max_priority(read),
+        max_grace=read.optional_duration("max_grace"),
     )
     queues[path] = settings
     for name in sorted(read.doc):

@@ -207,6 +207,8 @@ def check_amounts(amounts: Amounts, field: str) -> None:
         raise Refused(f"{field}.memory", f"{memory} bytes are too little for a process; {remedy}")
 
 
+SCHEMES = ("docker", "oras")
+"""What an image may be fetched by."""
 SIGNALS = ("USR1", "USR2", "INT", "HUP", "QUIT", "TERM")
 PATTERN_CODES = ("j", "s", "a", "r")
 
@@ -245,6 +247,10 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         pty=read.flag("pty", False),
         stdin=read.flag("stdin", False),
         signal=read.optional("signal", _signal, ""),
+        image=read.optional("image", _image, ""),
+        mounts=_mounts(read),
+        snapshot=read.optional("snapshot", parse_digest, ""),
+        grace=read.optional_duration("grace"),
     )
     _check_stage(read, stage)
     read.close()
@@ -260,6 +266,10 @@ def _check_stage(read: Reader, stage: StageSpec) -> None:
         raise Refused(
             read.at("directory"), f"{shown(stage.directory)} is not an absolute path; write one that starts with /"
         )
+    if stage.snapshot and stage.directory:
+        raise Refused(read.at("directory"), "the files of the snapshot are the working directory; leave it out")
+    if stage.mounts and not stage.image:
+        raise Refused(read.at("mounts"), "they are folders in a container, and there is none; add image")
     for variable, name in stage.secrets:
         check_name(name, read.at(f"secrets.{variable}"))
     if stage.pty and (stage.output or stage.error):
@@ -320,6 +330,40 @@ def _signal(value: object, field: str) -> str:
     return name + (f"@{before}" if at else "")
 
 
+def _image(value: object, field: str) -> str:
+    text = check_text(value, field, most=4_096).strip()
+    scheme, sign, rest = text.partition("://")
+    if (sign and (scheme not in SCHEMES or not rest)) or not (sign or text.startswith("/")) or not text.isprintable():
+        raise Refused(
+            field,
+            f"{shown(text)} is no image; write docker://NAME or oras://NAME, or the absolute path of a .sif file or "
+            "of an unpacked root folder",
+        )
+    if " " in rest:
+        raise Refused(field, f"{shown(text)} has a space in the name of the image; leave it out")
+    return text
+
+
+def _mounts(read: Reader) -> tuple[str, ...]:
+    mounts = read.texts("mounts", most=MAX_LABELS)
+    for at, mount in enumerate(mounts):
+        paths = mount.removesuffix(":ro").split(":")
+        usable = all(path.startswith("/") and path.isprintable() and ".." not in path.split("/") for path in paths)
+        if not usable or len(paths) > 2 or len(mount) > MAX_PATTERN or not paths[-1].strip("/"):
+            remedy = "write SOURCE:TARGET or SOURCE:TARGET:ro with absolute paths, such as /data:/mnt/data:ro"
+            raise Refused(read.at(f"mounts[{at}]"), f"{shown(mount)} is no mount; {remedy}")
+    return mounts
+
+
+def parse_digest(value: object, field: str) -> str:
+    """Read the SHA-256 of stored content."""
+    text = check_text(value, field, most=100)
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        remedy = "write 64 hexadecimal digits of stored content, or let `fairlead submit --snapshot DIRECTORY` store it"
+        raise Refused(field, f"{shown(text)} is no SHA-256; {remedy}")
+    return text
+
+
 def _policy(read: Reader, key: str) -> ChosenPolicy:
     return cast(ChosenPolicy, read.choice(key, ("replace", "restart", "fail"), ""))
 
@@ -367,7 +411,7 @@ def _texts(spec: StageSpec) -> Iterator[str]:
     """Yield the texts of a stage whose number or length no other check limits enough."""
     yield from spec.command
     yield from spec.tolerations
-    yield from (spec.directory, spec.output, spec.error, *spec.results)
+    yield from (spec.directory, spec.output, spec.error, *spec.results, spec.image, *spec.mounts)
     yield from chain(*spec.environment, *spec.secrets)
     for _, values in spec.parameters:
         yield from values

@@ -19,7 +19,7 @@ from fairlead.core.policy.order import MISSING, ORDERS, Order
 from fairlead.core.ranges import Flat, Ranges, SharedRanges, difference, indices
 from fairlead.core.ranges import count as tasks_in
 from fairlead.core.resources import Vector
-from fairlead.core.shape import Selectors, Shape, ShapeKey
+from fairlead.core.shape import Selectors, Shape, ShapeKey, image_label
 
 Micros = int
 """A point in time or a duration, in microseconds."""
@@ -104,6 +104,14 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     signal: str = ""
     """The signal with which a stop of a task begins, such as `USR1`, and after an `@` how long before the time limit it
     is sent."""
+    image: str = ""
+    """The container image in which a task runs: `docker://…`, `oras://…`, a `.sif` file, or an unpacked root folder."""
+    mounts: tuple[str, ...] = ()
+    """Folders and files of the node in the container, as `SOURCE:TARGET`, and `:ro` behind it if they are read-only."""
+    snapshot: str = ""
+    """The SHA-256 of the stored files that are unpacked as the working directory."""
+    grace: Micros | None = None
+    """The time that a stopped task has to end; None for that of the partition."""
 
     @property
     def size(self) -> int:
@@ -119,7 +127,12 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return tuple(reversed(values))
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
-        asked = (self.resources, self.selectors, self.tolerations, self.pool)
+        selectors = self.selectors
+        if self.image and not manager:
+            label = image_label(self.image)
+            if label not in dict(selectors):
+                selectors = tuple(sorted((*selectors, (label, ("*",)))))
+        asked = (self.resources, selectors, self.tolerations, self.pool)
         return ShapeKey(*asked, manager, self.near, self.apart, user, self.where, self.prefer)
 
 
@@ -134,6 +147,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     estimate: Micros | None
     time_limit: Micros | None
     on_failure: ChosenPolicy
+    grace: Micros | None
     absent: Flat = ()
     """The indices below `count` that an array leaves out."""
 
@@ -764,6 +778,8 @@ class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[tuple[str, Limits], ...] = ()
     max_priority: int | None = None
     """None for the value of the parent, or 0 at the root."""
+    max_grace: Micros | None = None
+    """None for the value of the parent, or `preempt_grace` at the root."""
 
 
 class Queue(msgspec.Struct, eq=False):

@@ -20,6 +20,9 @@ POOL = "pool"
 SOFT = ":PreferNoSchedule"
 """The suffix of a soft taint. Nodes with a soft taint accept all tasks, but are used last."""
 
+IMAGES = "image."
+"""Begins the labels by which a node tells which kinds of container images it runs; the kind follows."""
+
 Selectors = tuple[tuple[str, tuple[str, ...]], ...]
 """Label → the accepted values, sorted by label; `*` stands for any value."""
 
@@ -43,6 +46,12 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Conditions on the labels of nodes."""
     prefer: Preferences = ()
     """Conditions on the labels of nodes that are preferred, with weights."""
+
+
+def image_label(image: str) -> str:
+    """Return the label of the nodes that run containers of this kind of image."""
+    scheme, sign, _ = image.partition("://")
+    return IMAGES + (scheme if sign else "sif" if image.endswith(".sif") else "folder")
 
 
 def plugged_in(resources: Iterable[tuple[str, int]]) -> str:

@@ -756,8 +756,12 @@ class Partition:
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
         if allocation.state == "stopping" and not allocation.overdue:
-            return max(allocation.since, self.readiness.ready_at) + self.settings.preempt_grace + STOP_MARGIN
+            return max(allocation.since, self.readiness.ready_at) + self.grace_of(allocation.stage) + STOP_MARGIN
         return None
+
+    def grace_of(self, stage: Stage) -> Micros:
+        """Return the time that stopped tasks of a stage have to end."""
+        return self.settings.preempt_grace if stage.terms.grace is None else stage.terms.grace
 
     def become_ready(self) -> None:
         self.readiness.ready = True

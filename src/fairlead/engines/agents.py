@@ -130,7 +130,7 @@ class Agents:
             elif attached.open:
                 attached.put(led.orders.work(led.handle.partition, message, gangs))
             else:
-                attached.early += stops_of(message)
+                attached.early += stops_of(led.handle.partition, message)
 
     def _refuse(self, led: LedPartition, message: ForNode) -> None:
         """Refuse launches for an agent that is not connected. Stops are sent when it reconnects.

@@ -111,7 +111,9 @@ class Orders:
                 launches[-1] = _joined(launches[-1], launch)
             else:
                 launches.append(launch)
-        return Work(self._epoch, tuple(specs), tuple(launches), stops_of(message), standing, texts=tuple(texts))
+        return Work(
+            self._epoch, tuple(specs), tuple(launches), stops_of(partition, message), standing, texts=tuple(texts)
+        )
 
     def _spec(self, partition: Partition, job: Job, stage: Stage) -> Spec:
         spec, settings = stage.spec, partition.settings
@@ -133,6 +135,9 @@ class Orders:
             tuple(name for name, _ in spec.parameters),
             "pty" if spec.pty else "pipe" if spec.stdin else "",
             *_signal_of(spec),
+            spec.image,
+            spec.mounts,
+            spec.snapshot,
         )
 
     def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:
@@ -250,8 +255,15 @@ def _forget_first(remembered: dict[str, Any]) -> None:
         del remembered[next(iter(remembered))]
 
 
-def stops_of(message: ForNode) -> tuple[Stop, ...]:
-    return tuple(Stop(tasks_of(stop), stop.cause) for stop in message.stops)
+def stops_of(partition: Partition, message: ForNode) -> tuple[Stop, ...]:
+    return tuple(Stop(tasks_of(stop), stop.cause, _grace_of(partition, stop)) for stop in message.stops)
+
+
+def _grace_of(partition: Partition, stop: effects.Stop) -> int:
+    """Return the grace of a stage; 0 if it names none, or its job is gone."""
+    job = partition.jobs.get(stop.job)
+    stage = job.stage(stop.stage) if job is not None and job.number == stop.number else None
+    return 0 if stage is None else stage.terms.grace or 0
 
 
 def ranks_of(stage: Stage, block: Flat) -> list[int]:

@@ -8,6 +8,7 @@ files.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -48,6 +49,7 @@ class OutputStore:
         self._age = age
         self._unchecked = 0
         self._lock = threading.Lock()
+        self._contents = threading.Lock()
 
     def size(self, partition: str, asked: LogRequest) -> int | None:
         """Return the size of a log; None if the server has no copy of it."""
@@ -65,6 +67,43 @@ class OutputStore:
     ) -> bytes:
         key = result_key(partition, user, number, row, name)
         return self._store.read(key, offset, most)
+
+    # -- content that users store ----------------------------------------------------------------------------------
+
+    def content_size(self, partition: str, user: str, digest: str) -> int | None:
+        """Return the size of stored content; None if there is none."""
+        return self._store.size(content_key(partition, user, digest))
+
+    def read_content(self, partition: str, user: str, digest: str, offset: int, most: int) -> bytes:
+        return self._store.read(content_key(partition, user, digest), offset, most)
+
+    def add_content(self, partition: str, user: str, digest: str, size: int, offset: int, data: bytes) -> int | None:
+        """Store a piece of content. Return how much of it is stored, or None if all of it is and has another digest.
+
+        Content that is stored already keeps its place and becomes new, so that its age begins again.
+        """
+        key = content_key(partition, user, digest)
+        with self._contents:
+            if self._store.size(key) is not None:
+                if not data:
+                    self._store.renew(key)
+                return size
+            file = self._store.incoming / f"content-{hashlib.sha256(key.encode()).hexdigest()}"
+            stored = file.stat().st_size if file.exists() else 0
+            if offset > stored:
+                return stored
+            if data or not size:
+                _write(file, offset, data)
+            stored = max(stored, offset + len(data))
+            if stored < size:
+                return stored
+        with file.open("rb") as written:
+            same = hashlib.file_digest(written, "sha256").hexdigest() == digest
+        if not same:
+            file.unlink(missing_ok=True)
+            return None
+        self.put({key: file}, durable=True)
+        return size
 
     def shrink(self) -> None:
         """Remove files that are too old, then the oldest files of users with more than their share of the size limit.
@@ -239,6 +278,10 @@ def result_key(partition: str, user: str, number: int, row: ResultRow, name: str
     if not is_safe_name(name):
         raise ValueError(f"{name!r} is not the name of a result file")
     return f"{_base(partition, user, number, row.stage, row.index, row.attempt)}.results/{name}"
+
+
+def content_key(partition: str, user: str, digest: str) -> str:
+    return f"{_plain(partition)}/{_plain(user)}/contents/{digest}"
 
 
 def _base(partition: str, user: str, number: int, stage: str, index: int, attempt: int) -> str:

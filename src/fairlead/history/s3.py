@@ -94,6 +94,9 @@ class ObjectStore:
                 return b""
             raise
 
+    def renew(self, key: str) -> None:
+        self._call(lambda: self._api.copy(self._store, key, key))
+
     def all(self) -> Iterator[Stored]:
         for page in self._call(lambda: self._api.list(self._store)):
             for item in page:

@@ -43,6 +43,9 @@ class Store(Protocol):
     def read(self, key: str, offset: int, most: int) -> bytes:
         """Return at most `most` bytes of a file from `offset`; empty beyond its end, or if the file was removed."""
 
+    def renew(self, key: str) -> None:
+        """Make a file as new as if it had just been stored."""
+
     def all(self) -> Iterator[Stored]:
         """Yield all files."""
 
@@ -93,6 +96,10 @@ class FolderStore:
             return os.pread(fd, most, offset)
         finally:
             os.close(fd)
+
+    def renew(self, key: str) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(self._folder / key)
 
     def all(self) -> Iterator[Stored]:
         """Yield all files, and remove empty folders."""

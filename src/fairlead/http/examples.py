@@ -53,6 +53,7 @@ SENT: dict[str, dict[str, Any]] = {
     "applyConfig": CONFIG,
     "setPartition": {"queues": {"root": {"night": {"share": 100}}}},
     "setShares": {"shares": {"root.default": 60}, "rebalance_after": "4min"},
+    "storeContent": {"size": 5, "data": "aGVsbG8="},
     "setSecret": {"value": "s3cret"},
     "updateManager": {
         "nodes": [{"name": "k1", "resources": {"cpu": 8}}],

@@ -83,6 +83,11 @@ class Spec(Message, frozen=True):
     """The run time after which it gets that signal, because its time limit is near; 0 for never."""
     time_limit: int = 0
     """0 for none. The server enforces it; a task is told about it."""
+    image: str = ""
+    """The container image in which the tasks run; empty for none."""
+    mounts: tuple[str, ...] = ()
+    snapshot: str = ""
+    """The SHA-256 of the stored files that become the working directory; empty for none."""
 
 
 class Place(Message, frozen=True):
@@ -147,6 +152,8 @@ class Stop(Message, frozen=True):
 
     tasks: Tasks
     cause: str
+    grace: int = 0
+    """The time that the tasks have to end; 0 for that of `Welcome`."""
 
 
 class Report(Message, frozen=True):

@@ -56,6 +56,19 @@ class StageDocument(Request, kw_only=True):
     signal: str | UnsetType = UNSET
     """The signal with which a stop of a task begins, such as `USR1`. With `USR1@60s` it is also sent 60 s before
     `time_limit`."""
+    grace: Duration | UnsetType = UNSET
+    """The time that a stopped task has to end, up to `max_grace` of the queue; without it `preempt_grace`."""
+    image: str | UnsetType = UNSET
+    """The container image in which the tasks run: `docker://NAME`, `oras://NAME`, or the absolute path of a `.sif` file
+    or of an unpacked root folder on the nodes."""
+    mounts: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1_000)]], Meta(max_length=100)] | UnsetType = (
+        UNSET
+    )
+    """Folders and files of the node in the container, as `SOURCE:TARGET` or `SOURCE:TARGET:ro`. The home and the
+    working directory are there without being named."""
+    snapshot: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | UnsetType = UNSET
+    """The SHA-256 of a gzipped tar archive that was stored with `PUT /contents`. It is unpacked on the nodes, as the
+    working directory."""
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
@@ -401,6 +414,20 @@ class SecretDocument(Request, kw_only=True):
 
     value: Annotated[str, Meta(max_length=65_536)]
     expires_in: Duration | UnsetType = UNSET
+
+
+MAX_CONTENT = 1 << 30
+"""The most bytes of content that a user stores under one digest."""
+
+
+class ContentDocument(Request, kw_only=True):
+    """A piece of content, in base64. Without data, nothing is written."""
+
+    size: Annotated[int, Meta(ge=0, le=MAX_CONTENT)]
+    """The size of the whole content."""
+    offset: Annotated[int, Meta(ge=0, le=MAX_CONTENT)] = 0
+    """Where the piece begins."""
+    data: bytes = b""
 
 
 class TokenDocument(Request, kw_only=True):
@@ -1703,6 +1730,15 @@ class Secrets(Answer, frozen=True, kw_only=True):
     """The names of the caller's secrets, without their values."""
 
     secrets: list[str]
+
+
+class Content(Answer, frozen=True, kw_only=True):
+    """Content of a user, by its SHA-256."""
+
+    digest: str
+    size: int
+    stored: int
+    """How many of its bytes are stored, from its beginning. The next piece begins there."""
 
 
 class Tokens(Answer, frozen=True, kw_only=True):

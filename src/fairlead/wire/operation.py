@@ -192,6 +192,7 @@ Revision = Annotated[
     int,
     Meta(ge=0, description="Answer as of this revision or later: the `Fairlead-Revision` of an earlier answer."),
 ]
+Digest = Annotated[str, Meta(max_length=64, description="The SHA-256, as 64 hexadecimal digits.")]
 Cursor = Annotated[str, Meta(max_length=20, description="`next` of the page before.")]
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
 Moment = Annotated[str, Meta(max_length=40, description="Seconds since 1970.")]

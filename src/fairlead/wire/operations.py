@@ -20,6 +20,7 @@ from fairlead.wire.operation import (
     Change,
     Cursor,
     Described,
+    Digest,
     Followed,
     Index,
     LabelFilter,
@@ -700,6 +701,24 @@ class Login(Operation[wire.Session], POST="session", asks=True, status=201):
 
 class Logout(Operation[wire.Done], DELETE="session", asks=True):
     """Remove the cookie of the session."""
+
+
+class StoreContent(OfPartition[wire.Content], PUT="contents/{digest}"):
+    """Store content for the caller's jobs, such as the files of a `snapshot`, piece by piece. The answer says where the
+    next piece begins. Content that is stored already is not sent again.
+
+    It counts as a result file of the user: it is removed 30 days after it was last stored, or earlier if the user has
+    more than their share of `--outputs-size`.
+    """
+
+    digest: Digest
+    document: wire.ContentDocument
+
+
+class Content(OfPartition[bytes], GET="contents/{digest}", media=BYTES):
+    """Return content that the caller, or a task of the caller, has stored."""
+
+    digest: Digest
 
 
 class Secrets(Operation[wire.Secrets], GET="secrets"):

@@ -24,17 +24,17 @@ KEY_CALL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), -1)
 """The number of the `keyctl` system call. With -1 the kernel reports an error, which is ignored."""
 JOIN_SESSION = 1
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_tmp(folder: str) -> None:
     """Mount a folder on /tmp and /var/tmp, for this process and its children."""
-    _check(_libc.unshare(NEW_MOUNTS), "unshare")
+    check(libc.unshare(NEW_MOUNTS), "unshare")
     # Later mounts of the machine still appear here; mounts made here do not appear elsewhere.
-    _check(_libc.mount(b"none", b"/", None, RECURSIVE | SLAVE, None), "mount /")
+    check(libc.mount(b"none", b"/", None, RECURSIVE | SLAVE, None), "mount /")
     for place in SHARED:
         if os.path.isdir(place):
-            _check(_libc.mount(os.fsencode(folder), os.fsencode(place), None, BIND, None), f"mount {place}")
+            check(libc.mount(os.fsencode(folder), os.fsencode(place), None, BIND, None), f"mount {place}")
 
 
 def limit(processes: int) -> None:
@@ -48,19 +48,19 @@ def limit(processes: int) -> None:
 def become(person: Person) -> None:
     """Take the ids and groups of a user for good. The process cannot gain privileges, and the user cannot trace it."""
     adopt_orphans()
-    _check(_libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+    check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
     os.setresuid(person.uid, person.uid, person.uid)
     # The user's own tasks have the same uid. They must not trace this process or take its sockets.
-    _check(_libc.prctl(DUMPABLE, 0, 0, 0, 0), "not dumpable")
+    check(libc.prctl(DUMPABLE, 0, 0, 0, 0), "not dumpable")
     # All processes of the agent's session share its kernel keyring. If this fails, the kernel has no keyrings.
-    _libc.syscall(ctypes.c_long(KEY_CALL), ctypes.c_long(JOIN_SESSION), None)
+    libc.syscall(ctypes.c_long(KEY_CALL), ctypes.c_long(JOIN_SESSION), None)
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of orphaned descendants."""
-    _check(_libc.prctl(SUBREAPER, 1, 0, 0, 0), "adopt orphans")
+    check(libc.prctl(SUBREAPER, 1, 0, 0, 0), "adopt orphans")
 
 
 def most_processes() -> int:
@@ -72,7 +72,7 @@ def most_processes() -> int:
     return max(64, min(limits) // 2)
 
 
-def _check(result: int, action: str) -> None:
+def check(result: int, action: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{action}: {os.strerror(number)}")

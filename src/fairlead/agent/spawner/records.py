@@ -32,11 +32,13 @@ Spec = tuple[
     tuple[tuple[str, ...], int, int] | None,
     str,
     tuple[int, int, int],
+    tuple[str, tuple[str, ...], str],
 ]
 """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of files
 for standard output and error (empty: logs), patterns of result files with the most files and bytes, and the standard
 input: `PIPE` or `PTY` if a tunnel leads there, else empty; and the signal for a stop, with the microseconds of run time
-after which it is sent too, and those of the time limit, 0 for none. Agents of earlier versions leave the last two out.
+after which it is sent too, and those of the time limit, 0 for none; and its image, mounts and snapshot. Agents of
+earlier versions leave the last three out.
 
 0 milli-CPUs or 0 bytes mean no limit.
 """
@@ -100,6 +102,22 @@ class Task:
         time limit; 0 for none."""
         number, after, limit = self.spec[9] if self.spec is not None and len(self.spec) > 9 else (0, 0, 0)
         return number, after / 1e6, limit / 1e6
+
+    @property
+    def image(self) -> str:
+        return self._inside[0]
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        return self._inside[1]
+
+    @property
+    def snapshot(self) -> str:
+        return self._inside[2]
+
+    @property
+    def _inside(self) -> tuple[str, tuple[str, ...], str]:
+        return self.spec[10] if self.spec is not None and len(self.spec) > 10 else ("", (), "")
 
     @property
     def name(self) -> str:

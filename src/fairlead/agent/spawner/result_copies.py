@@ -220,13 +220,13 @@ class Collecting:
 
     __slots__ = ("_memory", "pid", "task")
 
-    def __init__(self, task: Task, prefix: str, home: str) -> None:
+    def __init__(self, task: Task, prefix: str, directory: str) -> None:
         """Start the process. Raises `OSError` if that fails."""
         assert task.spec is not None and task.spec[7] is not None
         self.task = task
         size = (task.spec[7][1] + MAX_WARNINGS) * (MAX_NAME + 16) + MAX_WARNINGS * 4 * MAX_WARNING
         self._memory = mmap.mmap(-1, min(MAX_LIST, size))
-        self.pid = _start(task, prefix, home, self._memory)
+        self.pid = _start(task, prefix, directory, self._memory)
 
     def listing(self) -> Listing | None:
         """Return the list, after the process has exited with success; None if it has left none."""
@@ -236,7 +236,7 @@ class Collecting:
         return marshal.loads(data) if size else None
 
 
-def _start(task: Task, prefix: str, home: str, memory: mmap.mmap) -> int:
+def _start(task: Task, prefix: str, directory: str, memory: mmap.mmap) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -248,17 +248,16 @@ def _start(task: Task, prefix: str, home: str, memory: mmap.mmap) -> int:
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(TIME)
         close_all_but()
-        leave_list(_collect(task, prefix, home), memory)
+        leave_list(_collect(task, prefix, directory), memory)
         code = 0
     finally:
         os._exit(code)
 
 
-def _collect(task: Task, prefix: str, home: str) -> Collection:
+def _collect(task: Task, prefix: str, directory: str) -> Collection:
     assert task.spec is not None and task.spec[7] is not None
     patterns, max_files, max_bytes = task.spec[7]
     collection = Collection(prefix, max_files, max_bytes)
-    directory = task.spec[2] or home
     try:
         folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:

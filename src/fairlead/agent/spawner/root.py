@@ -108,6 +108,7 @@ class Helper:
             (folder, 0, gid, 0o711),
             (folder + "/tmp", person.uid, person.gid, 0o700),
             (folder + "/logs", person.uid, gid, 0o2770),
+            (folder + "/cache", person.uid, person.gid, 0o700),
         ):
             if not os.path.isdir(path):
                 os.mkdir(path, 0o700)

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import stat
+import sys
 from time import monotonic
 
 from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
+PRELUDE = (
+    sys.executable,
+    "-I",
+    "-S",
+    "-c",
+    "import sys; sys.path.append(sys.argv[1]);"
+    "from fairlead.agent.spawner.prelude import main; sys.exit(main(*sys.argv[2:]))",
+    os.path.abspath(f"{os.path.dirname(__file__)}/../../.."),
+)
+"""The beginning of the command of a prelude."""
 MAX_WORD = 131_072
 """Characters of a word of a command. The kernel accepts no longer ones."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -102,6 +113,8 @@ class Starter:
         self.shared = shared
         self.home = home
         """Working directory of tasks that name none."""
+        self._cache = f"{os.path.dirname(shared.logs)}/cache"
+        """What the node keeps of snapshots and images of the user."""
         self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
@@ -129,6 +142,7 @@ class Starter:
         command, _, _, cpu, memory, *_ = task.spec
         if task.own:
             command = _filled(command, task.own)
+        command = self._wrapped(task, command, task.snapshot)
         environment = self._environment(task)
         if environment.get("FAIRLEAD_CHECKPOINT", "").endswith(OWN_FOLDER):
             environment["FAIRLEAD_CHECKPOINT"] = _checkpoint_folder(task)
@@ -188,7 +202,8 @@ class Starter:
             self._change_directory(directory)
         else:
             self._enter_directory(task)
-        command = command or (environment.get("SHELL") or "/bin/sh",)
+        command = command or ("/bin/sh" if task.image else environment.get("SHELL") or "/bin/sh",)
+        command = self._wrapped(task, command)
         path = self._path(command[0], environment.get("PATH", os.defpath))
         room = task.room
         gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
@@ -207,6 +222,19 @@ class Starter:
         if room is not None and not inside:
             self._limits.put(room, (pid,))
         return pid
+
+    def _wrapped(self, task: Task, command: tuple[str, ...], snapshot: str = "") -> tuple[str, ...]:
+        """Return the command of a task, behind a prelude if it has an image or a snapshot to unpack."""
+        if not (task.image or snapshot):
+            return command
+        return (*PRELUDE, self._cache, snapshot, task.image, str(len(task.mounts)), *task.mounts, *command)
+
+    def directory_of(self, task: Task) -> str:
+        """Return the working directory of a task."""
+        assert task.spec is not None
+        if task.snapshot:
+            return f"{self._cache}/work/{task.key[0]}-{task.snapshot[:16]}"
+        return task.spec[2] or self.home
 
     def _environment(self, task: Task) -> dict[str, str]:
         assert task.spec is not None
@@ -239,8 +267,13 @@ class Starter:
             return
 
     def _enter_directory(self, task: Task) -> None:
-        assert task.spec is not None
-        self._change_directory(task.spec[2] or self.home)
+        directory = self.directory_of(task)
+        if task.snapshot:
+            try:
+                os.makedirs(directory, 0o700, exist_ok=True)
+            except OSError as problem:
+                raise CannotStart("failed", 126, f"its working directory {directory}: {problem.strerror}") from None
+        self._change_directory(directory)
 
     def _change_directory(self, directory: str) -> None:
         try:

@@ -357,7 +357,7 @@ class Tasks:
         self._leaving.pop(task.key, None)
         task.state, task.result = LEAVING, result
         try:
-            collecting = Collecting(task, f"{self._logs}/{task.folder}/{task.name}", self._starter.home)
+            collecting = Collecting(task, f"{self._logs}/{task.folder}/{task.name}", self._starter.directory_of(task))
         except OSError:
             self._end_collected(task, ([], ["its files could not be collected: no process could be started"]))
         else:

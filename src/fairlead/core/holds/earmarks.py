@@ -270,7 +270,9 @@ def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micro
     since = partition.readiness.counts_from(earmark.since) if partition.readiness.ready else now
     if isinstance(earmark, Hold):
         return FAR if earmark.recalled else since + settings.hold_for
-    return since + settings.promise_for + (0 if earmark.ordered else settings.preempt_grace)
+    stopping = [partition.allocations[number].stage for number in earmark.victims if number in partition.allocations]
+    grace = max(map(partition.grace_of, stopping), default=settings.preempt_grace)
+    return since + settings.promise_for + (0 if earmark.ordered else grace)
 
 
 def back_soon(partition: Partition) -> list[int]:
@@ -310,9 +312,11 @@ def is_coming(partition: Partition, promise: Promise) -> bool:
 
 def is_stuck(partition: Partition, promise: Promise) -> bool:
     """True if the stop of a task became overdue after a promise was made that relies on it."""
-    patience = partition.settings.preempt_grace + STOP_MARGIN
     return any(
         allocation.id in promise.victims
-        or (allocation.node in promise.nodes and allocation.since + patience > promise.since)
+        or (
+            allocation.node in promise.nodes
+            and allocation.since + partition.grace_of(allocation.stage) + STOP_MARGIN > promise.since
+        )
         for allocation in partition.derived.overdue.values()
     )

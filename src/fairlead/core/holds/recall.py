@@ -244,7 +244,10 @@ class _Returns:
             and all(queue.settings.preemptible for queue in job.queue.line())
         ):
             earliest = self.partition.now + settings.rebalance_after
-            gone_at = min(gone_at, max(earliest, allocation.since + settings.least_runtime) + settings.preempt_grace)
+            gone_at = min(
+                gone_at,
+                max(earliest, allocation.since + settings.least_runtime) + self.partition.grace_of(allocation.stage),
+            )
         return gone_at
 
     def serves_in_turn(self, owner: Owner) -> bool:

@@ -46,6 +46,7 @@ from fairlead.core.intake.lookup import (
     find_job,
     find_queue,
     find_stage,
+    need_grace,
     need_live,
     need_operator,
     need_owner,
@@ -114,6 +115,7 @@ def add_job(
     queue = find_leaf(partition, spec.queue)
     need_submit(command, queue)
     need_priority(command, queue, spec.priority)
+    need_grace(command, partition, queue, spec.stages)
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     if spec.singleton:

@@ -5,13 +5,13 @@ Operators may do everything; users may act on their own jobs, and as access list
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
-from fairlead.core.model import ADMINISTRATOR, OPERATOR, OWNER, Job, Pool, Queue, Stage
+from fairlead.core.model import ADMINISTRATOR, OPERATOR, OWNER, Job, Pool, Queue, Stage, StageSpec
 from fairlead.core.reader import suggestion
-from fairlead.core.resources import shown
+from fairlead.core.resources import format_duration, shown
 from fairlead.core.state import Partition, max_priority
 
 
@@ -105,6 +105,20 @@ def need_priority(command: Command, queue: Queue, priority: int) -> None:
             f"write at most {most}, or ask an operator for a higher max_priority",
             "forbidden",
         )
+
+
+def need_grace(command: Command, partition: Partition, queue: Queue, stages: Iterable[StageSpec]) -> None:
+    """Refuse a grace above the `max_grace` of the queue. Operators have no maximum."""
+    bounds = (level.settings.max_grace for level in reversed(queue.line()))
+    most = next((bound for bound in bounds if bound is not None), partition.settings.preempt_grace)
+    for at, stage in enumerate(() if command.operator else stages):
+        if stage.grace is not None and stage.grace > most:
+            raise Refused(
+                f"stages[{at}].grace",
+                f"{format_duration(stage.grace)} is above {format_duration(most)}, the max_grace of {queue.path}; "
+                "write at most that, or ask an operator for a higher max_grace",
+                "forbidden",
+            )
 
 
 def is_owner(command: Command, job: Job) -> bool:

@@ -12,7 +12,15 @@ from fairlead.core.errors import Refused
 from fairlead.core.followers import give_up, settle
 from fairlead.core.intake.command_table import handles
 from fairlead.core.intake.jobs import check_after, check_resources, find_leaf, need_own
-from fairlead.core.intake.lookup import find_job, find_stage, need_live, need_owner, need_priority, need_submit
+from fairlead.core.intake.lookup import (
+    find_job,
+    find_stage,
+    need_grace,
+    need_live,
+    need_owner,
+    need_priority,
+    need_submit,
+)
 from fairlead.core.model import Amounts, Ask, Condition, Job, JobSpec, Stage, StageSpec, after_of
 from fairlead.core.outcomes import ask_at
 from fairlead.core.plan import Plan
@@ -68,6 +76,7 @@ def _with_queue(partition: Partition, job: Job, spec: JobSpec, command: UpdateJo
     queue = find_leaf(partition, command.queue)
     need_submit(command, queue)
     need_priority(command, queue, job.priority if command.priority is None else command.priority)
+    need_grace(command, partition, queue, spec.stages)
     changed.append(f"queue {queue.path}")
     return replace(spec, queue=queue.path, matched=None)
 

@@ -237,10 +237,11 @@ class Balance:
         return len(self._ended) > before
 
     def _serve(self, head: Ask, victims: Sequence[Victim], ending: tuple[int, Micros]) -> None:
-        """Note when an ask can start. Tasks that are told to stop end within `preempt_grace`."""
+        """Note when an ask can start. Tasks that are told to stop end within their grace."""
         ends, last = ending
         stopped = sum(count(block) for victim in victims for _, block in victim.tasks)
-        when = max(last, self.now + self.partition.settings.preempt_grace) if stopped else last
+        grace = max((self.partition.grace_of(victim.stage) for victim in victims), default=0)
+        when = max(last, self.now + grace) if stopped else last
         self.served[head.seq] = (when, ends, stopped)
 
     def _is_room_without(self, allocation: Allocation, shape: Shape) -> bool:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from fairlead.core.resources import GPU, format_amount, format_amounts, format_quantity, noun_of, printable
+from fairlead.core.shape import IMAGES
+
+RUNTIMES = {
+    f"{IMAGES}folder": "bubblewrap, apptainer or podman",
+    f"{IMAGES}docker": "apptainer, podman, or bubblewrap with skopeo and umoci",
+    f"{IMAGES}oras": "apptainer",
+    f"{IMAGES}sif": "apptainer",
+}
+"""Label of the nodes that run a kind of image → what makes a node one of them."""
 
 
 class TooSmall(msgspec.Struct, frozen=True):
@@ -47,6 +56,14 @@ class NoLabel(msgspec.Struct, frozen=True):
         return f"label {self.label}" + ("" if "*" in self.values else f"={' or '.join(self.values)}")
 
     def __str__(self) -> str:
+        if self.label in RUNTIMES:
+            kind = self.label.removeprefix(IMAGES)
+            what = {"folder": "a folder", "sif": "a .sif file"}.get(
+                kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}:// image"
+            )
+            return (
+                f"no node runs {what} as a container; install {RUNTIMES[self.label]} on nodes, and restart their agents"
+            )
         present = ", ".join(f"{self.label}={value}" for value in self.present)
         text = f"no node has {self._asked()}"
         if self.meant:

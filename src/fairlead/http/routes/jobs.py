@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
@@ -129,11 +130,28 @@ async def past_of(request: Request, served: PartitionService, documents: Iterabl
     return tuple(past.items())
 
 
+async def check_snapshots(request: Request, served: PartitionService, documents: Iterable[object]) -> None:
+    """Refuse documents with snapshots that are not stored."""
+    outputs = request.services.outputs
+    for at, document in enumerate(documents):
+        stages = document.get("stages") if isinstance(document, dict) else None
+        for number, stage in enumerate(stages if isinstance(stages, list) else ()):
+            digest = stage.get("snapshot") if isinstance(stage, dict) else None
+            if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest) or outputs is None:
+                continue  # a wrong one is refused with the document
+            if await asyncio.to_thread(outputs.content_size, served.name, request.caller.user, digest) is None:
+                prefix = f"jobs[{at}]." if at else ""
+                raise Refused(
+                    f"{prefix}stages[{number}].snapshot", f"{digest[:16]}… is not stored; store it first", "missing"
+                )
+
+
 @serves(op.Submit)
 async def submit(request: Request, asked: op.Submit) -> wire.Submitted:
     served = request.leader(asked)
     origin = Origin(served.now, request.header("traceparent"))
     past = await past_of(request, served, [asked.document])
+    await check_snapshots(request, served, [asked.document])
     command = submission(request, asked.document, asked.key, {}, origin=origin, past=past)
     return await submitted(request, served, command)
 

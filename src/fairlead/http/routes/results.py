@@ -66,7 +66,7 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
         raise Unserved("unavailable", "the store of result files does not answer; ask again later", 10) from None
     if size is None:
         raise Refused("name", f"{shown(asked.name)} was removed, because of its age or the size of all files", "gone")
-    answer = streamed(request, _sent(_content(partial(services.outputs.read_result, *file), size)), BYTES)
+    answer = streamed(request, sent(content(partial(services.outputs.read_result, *file), size)), BYTES)
     answer.headers["content-length"] = str(size)
     answer.headers["content-disposition"] = (
         f"attachment; filename*=UTF-8''{quote(asked.name.rpartition('/')[2], safe='')}"
@@ -84,12 +84,12 @@ async def result_archive(request: Request, asked: op.ResultArchive) -> Response:
     rows = await asyncio.to_thread(
         services.records.results, served, number, asked.stage, asked.index, asked.attempt, 0, ALL
     )
-    answer = streamed(request, _sent(_archive(services.outputs, served, user, number, rows)), BYTES)
+    answer = streamed(request, sent(_archive(services.outputs, served, user, number, rows)), BYTES)
     answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''results-{quote(asked.job, safe='')}.tar"
     return answer
 
 
-async def _sent(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
+async def sent(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
     """Yield the parts of an answer, joined to about `PART` bytes. Another thread reads them."""
 
     def joined() -> bytes:
@@ -118,7 +118,7 @@ def _archive(outputs: OutputStore, partition: str, user: str, number: int, rows:
             entry.size = size
             yield entry.tobuf(GNU_FORMAT, "utf-8", "surrogateescape")
             left = size
-            for part in _content(partial(outputs.read_result, *file), size):
+            for part in content(partial(outputs.read_result, *file), size):
                 left -= len(part)
                 yield part
             if left:
@@ -127,7 +127,7 @@ def _archive(outputs: OutputStore, partition: str, user: str, number: int, rows:
     yield NUL * (2 * BLOCKSIZE)
 
 
-def _content(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
+def content(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
     """Yield the content of a file. It ends early if the file is removed while it is read."""
     offset = 0
     while offset < size and (data := read(offset, min(PART, size - offset))):
