@@ -210,15 +210,16 @@ def _waits_for_capacity(reason: NoCapacity) -> str:
         text = "waits for a node for 1 task" if wanted == 1 else f"waits for nodes for {wanted} tasks at once"
         if not reason.closed:
             details.append(nodes_in_words(reason.failed[:3], wanted))
-    details = [*filter(None, details), *[_held(hold) for hold in reason.closed[:2]]]
-    details += [str(late) for late in reason.stuck[:1]]
+    details = [*filter(None, details)]
     if reason.coming:
         details.append("tasks stop for it")
     if reason.held:
         details.append(f"{number_of_nodes(reason.held)} {are(reason.held)} held for it")
     if reason.ordered:
         details.append(f"{number_of_nodes(reason.ordered)} {are(reason.ordered)} ordered for it")
-    else:
+    details += [_held(hold) for hold in reason.closed[:2]]
+    details += [str(late) for late in reason.stuck[:1]]
+    if not reason.ordered:
         details += reason.pools
     return f"{text}: {'; '.join(details)}" if details else text
 

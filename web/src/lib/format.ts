@@ -103,6 +103,7 @@ export function starting(eta: Eta | undefined, now: number): { text: string; sur
   if (eta.start - now < 1 && (eta.latest ?? Infinity) - now < 1) return { text: "now", sure: "" };
   const from = eta.earliest === null || eta.earliest - now < 1 ? "now" : wait(eta.earliest);
   const to = eta.latest === null ? "" : wait(eta.latest);
-  const sure = eta.latest === null ? `90 %: ${from} or later` : from === to ? "" : `90 %: ${from} to ${to}`;
+  const open = from === "now" ? "quite uncertain" : `90 %: ${from} or later`;
+  const sure = eta.latest === null ? open : from === to ? "" : `90 %: ${from} to ${to}`;
   return { text: `in ${wait(eta.start)}`, sure };
 }
