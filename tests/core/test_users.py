@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from fairlead.core.changes import QueuesSet, SettingsSet
 from fairlead.core.dump import dump, load
-from fairlead.core.match.user_turns import Ladder, count_out
+from fairlead.core.match.user_turns import UseLadder
 from fairlead.core.model import Account, Limits, QueueSettings
 from fairlead.core.past_use import past_part
 from fairlead.core.plan import Plan
 from fairlead.core.policy.decay import after_shift, booked_use, past_use, rescaled, total_weight
+from fairlead.core.policy.turns import count_out
 from fairlead.testing import World
 from tests.chaos.start_checker import DoorChecker
 from tests.chaos.users import UserUses
@@ -201,7 +202,7 @@ def test_turns_counted_out_are_single_turns() -> None:
 )
 def test_counting_out(users: list[tuple[int, int, int]], step: tuple[int, int], turns: int) -> None:
     steps = {"x": step[0], "y": step[1]}
-    ladders = [Ladder(f"u{at}", {"x": x, "y": y}, steps, most) for at, (x, y, most) in enumerate(users)]
+    ladders = [UseLadder(f"u{at}", {"x": x, "y": y}, steps, most) for at, (x, y, most) in enumerate(users)]
     count_out(ladders, turns)
     done = Counter[int]()
     for _ in range(turns):

@@ -10,9 +10,10 @@ from fairlead.core.admission import is_bounded, refusal
 from fairlead.core.ahead.easy import NO_CAPACITY, TRY, Backfill
 from fairlead.core.asks import gang_size, use_of
 from fairlead.core.lanes import Lane, Place, lane_key
-from fairlead.core.match.user_turns import Ladder, Level, UserTurn, count_out, count_out_asks
+from fairlead.core.match.user_turns import UserTurn, count_out_asks
 from fairlead.core.memory import UNSEEN, Verdict
 from fairlead.core.model import Account, Ask, Micros, Queue
+from fairlead.core.policy.turns import Ladder, Level, count_out
 from fairlead.core.state import Partition
 from fairlead.core.why.never import never_fits
 from fairlead.core.why.reasons import OverLimit

@@ -12,10 +12,8 @@ from heapq import heapify, heappop, heapreplace
 from fairlead.core.entitlement import Uses
 from fairlead.core.lanes import Lane, Place
 from fairlead.core.model import Account, Ask
+from fairlead.core.policy.turns import Ladder, Level
 from fairlead.core.resources import Vector, add
-
-Level = tuple[int, str]
-"""The use of a user, and the name of the account. The user with the lowest level is next."""
 
 
 class UserTurn:
@@ -37,7 +35,7 @@ class UserTurn:
         self.use = self._uses.counted(self._used, self._tasks, self._past)
 
     def ladder(self, resources: Vector, most: int) -> Ladder:
-        return Ladder(
+        return UseLadder(
             self.name,
             self._uses.parts(self._used, self._tasks, self._past),
             self._uses.parts(resources, 1, {}),
@@ -45,26 +43,21 @@ class UserTurn:
         )
 
 
-class Ladder:
-    """The use of a user after each of its next equal tasks, for at most `most` tasks."""
+class UseLadder(Ladder):
+    """The use of a user after each of its next equal tasks."""
 
-    __slots__ = ("_base", "_step", "done", "most", "name")
+    __slots__ = ("_base", "_step")
 
     def __init__(self, name: str, base: Mapping[str, int], step: Mapping[str, int], most: int) -> None:
-        self.name = name
+        super().__init__(name, most)
         self._base = {**dict.fromkeys(step, 0), **base}
         self._step = step
-        self.most = most
-        self.done = 0
-        """The number of tasks counted out so far."""
 
-    def level(self, tasks: int) -> Level:
-        """Return the use after a number of tasks."""
+    def level(self, turns: int) -> Level:
         step = self._step
-        return max([base + tasks * step.get(name, 0) for name, base in self._base.items()], default=0), self.name
+        return max([base + turns * step.get(name, 0) for name, base in self._base.items()], default=0), self.name
 
     def turns_before(self, level: Level) -> int:
-        """Return how many tasks of this user have their turn before another user at `level`."""
         bound = level[0] + (self.name < level[1])
         turns = self.most
         for name, base in self._base.items():
@@ -74,39 +67,6 @@ class Ladder:
             if step:
                 turns = min(turns, -(-(bound - base) // step))
         return turns
-
-
-def count_out(ladders: list[Ladder], turns: int) -> None:
-    """Give turns one by one to the user with the least use at that time. The results are in `done` of the ladders.
-
-    A search by halves first gives each user most of its turns at once.
-    """
-    turns = min(turns, sum([ladder.most for ladder in ladders]))
-    low = min([ladder.level(0)[0] for ladder in ladders])
-    high = 1 + max([ladder.level(ladder.most)[0] for ladder in ladders])
-    while turns - sum([ladder.done for ladder in ladders]) > len(ladders) and high - low > 1:
-        middle = (low + high) // 2
-        counts = [ladder.turns_before((middle, "")) for ladder in ladders]
-        if sum(counts) > turns:
-            high = middle
-        else:
-            low = middle
-            for ladder, count in zip(ladders, counts, strict=True):
-                ladder.done = count
-    left = turns - sum([ladder.done for ladder in ladders])
-    heap = [(ladder.level(ladder.done), ladder) for ladder in ladders if ladder.done < ladder.most]
-    heapify(heap)
-    while left:
-        ladder = heap[0][1]
-        rival = min([entry[0] for entry in heap[1:3]], default=None)
-        until = ladder.most if rival is None else max(ladder.done + 1, ladder.turns_before(rival))
-        taken = min(until - ladder.done, left)
-        ladder.done += taken
-        left -= taken
-        if ladder.done < ladder.most:
-            heapreplace(heap, (ladder.level(ladder.done), ladder))
-        else:
-            heappop(heap)
 
 
 def count_out_asks(lane: Lane, asks: list[Ask], turns: int, rival: Place | None = None) -> dict[int, int]:

@@ -7,12 +7,13 @@ docs/shares.md explains the arithmetic with an example.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+
+from fairlead.core.policy.turns import Ladder, Level, count_out
 
 FEW = 10
 """Up to this number of classes with a share, shares are rounded to whole percents as published, and the largest class
@@ -194,11 +195,22 @@ class _Row(msgspec.Struct, eq=False):
         self.started += count
         self.waiting -= count
 
-    def use(self) -> int:
-        return self.running + self.started
 
-    def key(self) -> Key:
-        return turn_key(self.use(), self.share, self.entitled, self.name)
+class _ShareLadder(Ladder):
+    """The use of a class ÷ its share after each of its next starts."""
+
+    __slots__ = ("_share", "_use")
+
+    def __init__(self, row: _Row, most: int) -> None:
+        super().__init__(row.name, most)
+        self._use, self._share = row.running + row.started, row.share
+
+    def level(self, turns: int) -> Level:
+        return (self._use + turns) * FINE // self._share, self.name
+
+    def turns_before(self, level: Level) -> int:
+        bound = level[0] + (self.name < level[1])
+        return max(0, min(-(-bound * self._share // FINE) - self._use, self.most))
 
 
 def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
@@ -274,36 +286,11 @@ def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
     slots = min(slots, sum(most))
     if not slots:
         return 0
-    counts = most if slots == sum(most) else _at_once(rows, slots, most)
-    for row, count in zip(rows, counts, strict=True):
-        row.start(count)
-    open_rows = [(row, limit - count) for row, limit, count in zip(rows, most, counts, strict=True) if limit > count]
-    heap = [(row.key(), left, row) for row, left in open_rows]
-    heapq.heapify(heap)
-    for _ in range(slots - sum(counts)):
-        _, left, row = heapq.heappop(heap)
-        row.start(1)
-        if left > 1:
-            heapq.heappush(heap, (row.key(), left - 1, row))
+    ladders = [_ShareLadder(row, limit) for row, limit in zip(rows, most, strict=True)]
+    count_out(ladders, slots)
+    for row, ladder in zip(rows, ladders, strict=True):
+        row.start(ladder.done)
     return slots
-
-
-def _at_once(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> list[int]:
-    """Return the turns of each class, except for the last few (at most one per class).
-
-    Bisection finds the level of use ÷ share that the turns reach, so that many slots cost hardly more than few.
-    """
-    counts = [0] * len(rows)
-    low, high = 0, 1 + max((row.use() + limit) * FINE // row.share for row, limit in zip(rows, most, strict=True))
-    while slots - sum(counts) > len(rows):
-        level = (low + high) // 2
-        below = [-(-level * row.share // FINE) - row.use() for row in rows]
-        below = [max(0, min(count, limit)) for count, limit in zip(below, most, strict=True)]
-        if sum(below) > slots:
-            high = level
-        else:
-            low, counts = level, below
-    return counts
 
 
 def _divide(total: int, weights: Mapping[str, int]) -> dict[str, int]:
