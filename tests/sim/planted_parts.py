@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from fairlead.agent.coordinator import Epoch
-from fairlead.agent.launch_data import each_of
 from fairlead.agent.report_queue import Reporting
 from fairlead.agent.task_table import TaskTable
 from fairlead.control.heartbeat import Heartbeat
@@ -24,6 +23,7 @@ from fairlead.journal.leases import Leases
 from fairlead.pools import reconciler
 from fairlead.pools.reconciler import PoolReconciler
 from fairlead.wire import agent_messages as wire
+from fairlead.wire.index_spans import each_index
 from fairlead.writer import loop
 from fairlead.writer.inbox import Inbox
 from fairlead.writer.loop import LiveWriter
@@ -149,7 +149,7 @@ def ignore_early_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self: TaskTable, order: wire.Stop) -> None:
         tasks = order.tasks
-        keys = [(tasks.number, tasks.stage, tasks.attempt, index) for index in each_of(tasks.indices)]
+        keys = [(tasks.number, tasks.stage, tasks.attempt, index) for index in each_index(tasks.indices)]
         if not any(key in self._entries and self._entries[key].state == "sent" for key in keys):
             stop(self, order)
 

@@ -6,13 +6,13 @@ import os
 import pwd
 from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import chain
 
 import msgspec
 
 from fairlead.agent.spawner.records import OWN_FOLDER, PARAMETER, Spec
 from fairlead.wire import agent_messages as wire
-from fairlead.wire.agent_messages import Flat, Gang, Launch
+from fairlead.wire.agent_messages import Gang, Launch
+from fairlead.wire.index_spans import each_index
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
 """Variables of the agent that its tasks inherit. All others, such as tokens, are hidden from tasks."""
@@ -106,7 +106,7 @@ def own_variables(
     token: dict[str, str] = {}
     if launch.token and around.server and not any(name in SERVER for name, _ in (*spec.environment, *spec.secrets)):
         token = {"FAIRLEAD_TOKEN": launch.token}
-    indices = list(each_of(launch.tasks.indices))
+    indices = list(each_index(launch.tasks.indices))
     parts = (
         _last_ends(launch, indices),
         [{PARAMETER + name: texts[at] for name, at in zip(spec.parameters, of, strict=True)} for of in launch.values],
@@ -123,7 +123,7 @@ def own_variables(
 
 
 def _last_ends(launch: Launch, indices: list[int]) -> list[dict[str, str]]:
-    ends = {index: {"FAIRLEAD_LAST_END": reason} for reason, block in launch.before for index in each_of(block)}
+    ends = {index: {"FAIRLEAD_LAST_END": reason} for reason, block in launch.before for index in each_index(block)}
     return [ends.get(index, {}) for index in indices] if ends else []
 
 
@@ -148,7 +148,7 @@ def gang_variables(gang: Gang) -> dict[str, str]:
     """Return the variables with the addresses of all members, and the address and port where they meet."""
     peers, nodes = [""] * gang.size, [""] * gang.size
     for place in gang.places:
-        for rank in each_of(place.ranks):
+        for rank in each_index(place.ranks):
             if rank < gang.size:
                 peers[rank], nodes[rank] = place.address, place.node
     first = peers[0] or (gang.places[0].address if gang.places else "")
@@ -171,7 +171,7 @@ def rank_variables(gang: Gang, rank: int, node: str, alone: bool) -> dict[str, s
     `alone` is True if the member has its own GPUs. It sees only those, so its local rank is 0.
     """
     which, here = next(((at, place.ranks) for at, place in enumerate(gang.places) if place.node == node), (0, ()))
-    beside = list(each_of(here))
+    beside = list(each_index(here))
     local = bisect_right(beside, rank - 1)
     local_rank, local_size = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
     return {
@@ -194,19 +194,3 @@ def _gpu_variables(names: str) -> dict[str, str]:
         "NVIDIA_VISIBLE_DEVICES": names or "void",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-
-
-def each_of(flat: Flat) -> chain[int]:
-    return chain.from_iterable(map(range, flat[::2], flat[1::2]))
-
-
-def flat_of(numbers: list[int]) -> Flat:
-    """Return indices as the bounds of spans, sorted. Sorts the list in place."""
-    numbers.sort()
-    bounds: list[int] = []
-    for number in numbers:
-        if bounds and bounds[-1] == number:
-            bounds[-1] = number + 1
-        else:
-            bounds += (number, number + 1)
-    return tuple(bounds)

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fairlead.agent.launch_data import flat_of
 from fairlead.agent.spawner.records import Key, Meta, Result, Spec
 from fairlead.wire.agent_messages import Report, State, Tasks
+from fairlead.wire.index_spans import spans_of
 
 STATES: dict[str, State] = {
     "stopped": "stopped",
@@ -162,7 +162,7 @@ class Reporting:
 
 
 def _report(meta: Meta, how: str, code: int, why: str, collected: bool, entries: list[Entry]) -> Report:
-    tasks = Tasks(*meta, flat_of([entry.key[3] for entry in entries]))
+    tasks = Tasks(*meta, spans_of([entry.key[3] for entry in entries]))
     if how == "running":
         return Report(tasks, "running")
     entries.sort(key=lambda entry: entry.key[3])

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_lists import ResultList, ResultLists
 from fairlead.agent.spawner.files import FOLDER, open_plain
 from fairlead.agent.spawner.records import folder_of
 from fairlead.agent.spawner.result_copies import COPIED, is_safe
 from fairlead.wire.agent_messages import Collected, Output, OutputPart, Tasks
+from fairlead.wire.index_spans import each_index
 
 PIECE = 1 << 18
 MAX_WARNING = 2_000
@@ -68,7 +68,7 @@ async def read_results(
 
 def remove_results(logs: str, lists: ResultLists, tasks: Tasks, user: str) -> None:
     """Remove the copies of tasks and their lists."""
-    for index in each_of(tasks.indices):
+    for index in each_index(tasks.indices):
         listed = lists.find(user, tasks, index)
         prefix = _prefix(logs, tasks, index)
         with suppress(OSError):

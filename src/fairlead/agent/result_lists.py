@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from fairlead.agent.launch_data import each_of, flat_of
 from fairlead.agent.spawner.records import Listing, Meta, folder_of
 from fairlead.wire.agent_messages import Tasks
+from fairlead.wire.index_spans import each_index, spans_of
 
 MAX_WAITING = 64 << 20
 """Most bytes of the lists of one user. Further lists are replaced by a warning."""
@@ -72,7 +72,7 @@ class ResultLists:
         return self._unwritten.get(path) or _read(path)
 
     def remove(self, user: str, tasks: Tasks) -> None:
-        for index in each_of(tasks.indices):
+        for index in each_index(tasks.indices):
             path = self._path(user, tasks.number, tasks.stage, index, tasks.attempt)
             self._unwritten.pop(path, None)
             with suppress(OSError):
@@ -87,7 +87,7 @@ class ResultLists:
         for each in (*lists, *self._unwritten.values()):
             if each is not None:
                 found.setdefault((each.job, each.number, each.stage, each.attempt), []).append(each.index)
-        return [Tasks(*meta, flat_of(indices)) for meta, indices in sorted(found.items())]
+        return [Tasks(*meta, spans_of(indices)) for meta, indices in sorted(found.items())]
 
     def _path(self, user: str, number: int, stage: str, index: int, attempt: int) -> Path:
         return self._folder / f"of-{user}" / folder_of(number, index) / f"{number}.{stage}.{index}.{attempt}"

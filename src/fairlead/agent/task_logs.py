@@ -16,13 +16,13 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Literal
 
-from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_files import open_own, read_results
 from fairlead.agent.result_lists import ResultList
 from fairlead.agent.spawner.files import FOLDER
 from fairlead.agent.spawner.records import TASKS_PER_FOLDER, folder_of
 from fairlead.agent.spawner.shared_logs import ENDING, PAIRS, SMALL, records
 from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogPart, LogRequest, Output, OutputPart, OutputRequest
+from fairlead.wire.index_spans import each_index
 
 PART = 1 << 16
 TOGETHER = 500
@@ -177,7 +177,7 @@ async def read_outputs(
     collected: list[Collected] = []
     size = 0
     shared = SharedOutput(logs)
-    for index in each_of(tasks.indices):
+    for index in each_index(tasks.indices):
         limits = (request.max_result_files, request.max_result_bytes)
         results = read_results(logs, listed(index), tasks, index, *limits)
         async for part in results:

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from fairlead.agent.launch_data import Surroundings, each_of, flat_of, own_variables, spawner_spec
+from fairlead.agent.launch_data import Surroundings, own_variables, spawner_spec
 from fairlead.agent.report_queue import Entry, Reporting
 from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
 from fairlead.agent.spawner_balance import SpawnerBalance
 from fairlead.wire.agent_messages import Launch, Meeting, Report, Stop, Tasks, Work
+from fairlead.wire.index_spans import each_index, spans_of
 
 Task = tuple[int, str, int]
 """Job number, stage, index: a task without its attempt."""
@@ -170,7 +171,7 @@ class TaskTable:
         among = self.spawners_of(work.specs[launch.spec].user)
         placed: dict[int, list[int]] = {spawner: [] for spawner in among}
         variables: dict[int, list[dict[str, str]]] = {spawner: [] for spawner in among}
-        for at, index in enumerate(each_of(tasks.indices)):
+        for at, index in enumerate(each_index(tasks.indices)):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
                 continue  # a repeated order: start the task only once
@@ -217,7 +218,7 @@ class TaskTable:
         unknown: list[int] = []
         stopping: list[list[Key]] = [[] for _ in self.outbox]
         grace = stop.grace / 1e6 or self.grace
-        for index in each_of(tasks.indices):
+        for index in each_index(tasks.indices):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             entry = self._entries.get(key)
             if entry is None:
@@ -235,7 +236,7 @@ class TaskTable:
                 self.outbox[spawner].append(("why", keys, WORDS.get(stop.cause, stop.cause)))
                 self.outbox[spawner].append(("stop", [(key, grace) for key in keys]))
         if unknown:
-            unknown_tasks = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
+            unknown_tasks = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, spans_of(unknown))
             self.reporting.answer(Report(unknown_tasks, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
@@ -243,7 +244,7 @@ class TaskTable:
         wanted: set[Key] = set()
         for launch in launches:
             tasks = launch.tasks
-            wanted.update((tasks.number, tasks.stage, tasks.attempt, index) for index in each_of(tasks.indices))
+            wanted.update((tasks.number, tasks.stage, tasks.attempt, index) for index in each_index(tasks.indices))
         for entry in self._entries.values():
             if entry.state != "sent" or entry.key in wanted:
                 continue
@@ -438,7 +439,7 @@ class TaskTable:
         for entry in self._entries.values():
             if entry.state in states:
                 groups.setdefault(entry.meta, []).append(entry.key[3])
-        return tuple(Tasks(*meta, flat_of(indices)) for meta, indices in groups.items())
+        return tuple(Tasks(*meta, spans_of(indices)) for meta, indices in groups.items())
 
     def run_times(self, groups: Iterable[Tasks]) -> tuple[int, ...]:
         """Return the average run time so far of each group of running tasks, in microseconds."""
@@ -446,7 +447,8 @@ class TaskTable:
         times: list[int] = []
         for group in groups:
             began = [
-                self._entries[group.number, group.stage, group.attempt, index].began for index in each_of(group.indices)
+                self._entries[group.number, group.stage, group.attempt, index].began
+                for index in each_index(group.indices)
             ]
             times.append(max(0, int((now - sum(began) / len(began)) * 1_000_000)))
         return tuple(times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,7 @@ from fairlead.cli.output import (
     state_of,
 )
 from fairlead.cli.typer_commands import option
+from fairlead.wire.index_spans import each_index, text_of
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -199,7 +201,7 @@ def _times(job: wire.Job, starts: list[float | None], ends: list[float]) -> str:
 def _print_attempts(attempts: list[wire.Attempt]) -> None:
     rows = [
         (
-            f"{attempt.stage}[{_indices(attempt.indices)}]",
+            f"{attempt.stage}[{text_of(attempt.indices)}]",
             attempt.outcome,
             attempt.attempt,
             attempt.node,
@@ -257,12 +259,6 @@ def _last_errors(client: Client, job: wire.Job, tasks: list[wire.Task] | None = 
                 break
 
 
-def _indices(flat: list[int]) -> str:
-    """Return ranges of indices as text, such as `0-3,7`."""
-    ranges = zip(flat[::2], flat[1::2], strict=True)
-    return ",".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in ranges)
-
-
 Past = dict[tuple[str, int], tuple[str, str, str]]
 
 
@@ -272,10 +268,9 @@ def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> P
     past: Past = {}
     for attempt in attempts if over else ():
         ran = "" if attempt.started is None else lasted(attempt.ended - attempt.started)
-        for start, stop in zip(attempt.indices[::2], attempt.indices[1::2], strict=True):
-            for index in range(start, min(stop, limit)):
-                if (attempt.stage, index, attempt.attempt) in over:
-                    past[attempt.stage, index] = (attempt.node, clock(attempt.started), ran)
+        for index in takewhile(lambda index: index < limit, each_index(attempt.indices)):
+            if (attempt.stage, index, attempt.attempt) in over:
+                past[attempt.stage, index] = (attempt.node, clock(attempt.started), ran)
     return past
 
 

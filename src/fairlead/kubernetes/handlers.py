@@ -10,8 +10,9 @@ from fairlead.kubernetes.groups import membership
 from fairlead.kubernetes.in_flight import begin
 from fairlead.kubernetes.names import NOMINATED, node_name
 from fairlead.kubernetes.objects import Node, Pod
-from fairlead.kubernetes.units import Member, Task, Unit, expand
+from fairlead.kubernetes.units import Member, Task, Unit
 from fairlead.wire import api as wire
+from fairlead.wire.index_spans import each_index
 
 
 def put_node(state: State, node: Node) -> None:
@@ -196,7 +197,7 @@ def take_events(state: State, events: Iterable[wire.ManagerEvent]) -> None:
                 unit.ended = True
                 _delete_waiting(state, unit)
         elif event.what in ("allocated", "release"):
-            for index in expand(event.indices):
+            for index in each_index(event.indices):
                 member = _pod_of(state, Task(event.job, event.ask, index))
                 if member is None:
                     continue

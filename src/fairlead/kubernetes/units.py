@@ -6,7 +6,7 @@ interchangeable: after a restart, pods and tasks are paired by node, so pods nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain, count
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from fairlead.kubernetes.groups import Group, Membership
 from fairlead.kubernetes.objects import Pod
 from fairlead.wire import api as wire
+from fairlead.wire.index_spans import each_index
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
@@ -146,12 +147,6 @@ class Unit(msgspec.Struct, eq=False):
         return slots[index] if index < len(slots) else None
 
 
-def expand(flat: list[int]) -> Iterator[int]:
-    """Yield the indices of ranges: start, end, start, end, …"""
-    for start, end in zip(flat[::2], flat[1::2], strict=True):
-        yield from range(start, end)
-
-
 class Pairing(msgspec.Struct):
     """The tasks of an ask with their pods, after the state of the partition was read."""
 
@@ -176,15 +171,15 @@ def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
     later: list[tuple[int, str, bool]] = []
     for tasks in ask.live:
         stops = tasks.state == "stopping"
-        for index in expand(tasks.indices):
+        for index in each_index(tasks.indices):
             if here := by_node.get(tasks.node):
                 pairing.live.append((here.pop(0), index, tasks.node, stops))
             else:
                 later.append((index, tasks.node, stops))
     unknown = [member for here in by_node.values() for member in here if member.bound or not member.nominated]
     # A bound pod that the partition does not have gets a task that is not allocated, or a new one.
-    waiting = list(expand(ask.waiting))
-    indices = chain(reversed(waiting), reversed(list(expand(ask.ended))), count(ask.count))
+    waiting = list(each_index(ask.waiting))
+    indices = chain(reversed(waiting), reversed(list(each_index(ask.ended))), count(ask.count))
     pairing.recover = list(zip(unknown, indices, strict=False))
     for index, node, stops in later:
         if unbound:

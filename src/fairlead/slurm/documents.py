@@ -9,8 +9,9 @@ import msgspec
 
 from fairlead.slurm.fields import end_of, file_of, memory_of, tres_of
 from fairlead.slurm.options import VERSION
-from fairlead.slurm.rows import Row, each_index
+from fairlead.slurm.rows import Row
 from fairlead.slurm.server import uid_of
+from fairlead.wire.index_spans import each_index
 
 META = {
     "plugin": {"type": "openapi/v0.0.38", "name": "REST v0.0.38"},

@@ -11,6 +11,7 @@ import msgspec
 
 from fairlead.slurm.queues import short
 from fairlead.wire.hostlist import fold_hosts
+from fairlead.wire.index_spans import each_index, text_of
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -163,23 +164,9 @@ ENDED = {"CANCELLED": "None", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "
          "FAILED": "NonZeroExitCode", "PREEMPTED": "None", "COMPLETED": "None"}  # fmt: skip
 
 
-def each_index(flat: list[int]) -> Iterator[int]:
-    for first, end in zip(flat[::2], flat[1::2], strict=True):
-        yield from range(first, end)
-
-
 def of_indices(row: Row, indices: set[int] | None) -> bool:
     """True if a row is one of these tasks of an array; all rows are if there are no indices."""
     return indices is None or not indices.isdisjoint(each_index(row.indices))
-
-
-def fold_indices(flat: list[int]) -> str:
-    """Return ranges of indices as Slurm writes them: `1-3,5`, or `0,2,4` for steps."""
-    spans = [
-        f"{first}-{end - 1}" if end - first > 1 else str(first)
-        for first, end in zip(flat[::2], flat[1::2], strict=True)
-    ]
-    return ",".join(spans)
 
 
 def is_array(job: wire.Job) -> bool:
@@ -205,7 +192,7 @@ def rows_of(job: wire.Job, each: bool = False) -> list[Row]:
                 for at in each_index(group.indices)
             ]
         else:
-            text = fold_indices(group.indices) + (f"%{stage.throttle}" if stage.throttle else "")
+            text = text_of(group.indices) + (f"%{stage.throttle}" if stage.throttle else "")
             rows.append(Row(id=f"{job.id}_[{text}]", index=f"[{text}]", indices=group.indices, **common, **more))
     for group in sorted(stage.tasks, key=lambda group: -group.indices[0]):
         if group.state == "pending":

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from fairlead.slurm.fields import tres_of
 from fairlead.slurm.listing import Named, choose, help_lines, lines_of
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
-from fairlead.slurm.rows import Row, each_index, of_indices, parse_ids, parse_states, past_rows, rows_of
+from fairlead.slurm.rows import Row, of_indices, parse_ids, parse_states, past_rows, rows_of
 from fairlead.slurm.server import connect, pages_of, uid_of
 from fairlead.slurm.squeue import row_filter
 from fairlead.slurm.step_lines import StepLine, fields_of, steps_of
 from fairlead.slurm.tables import SACCT
 from fairlead.slurm.values import format_duration, format_time, parse_time
+from fairlead.wire.index_spans import each_index
 
 if TYPE_CHECKING:
     from fairlead.client import Client

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from fairlead.slurm.options import Given, error, fail, parse
 from fairlead.slurm.queues import is_below
-from fairlead.slurm.rows import LONG, Row, Wanted, each_index, parse_wanted, rows_of
+from fairlead.slurm.rows import LONG, Row, Wanted, parse_wanted, rows_of
 from fairlead.slurm.server import caller, connect, pages_of
 from fairlead.slurm.tables import SCANCEL
 from fairlead.wire.hostlist import expand_hosts
+from fairlead.wire.index_spans import each_index
 
 if TYPE_CHECKING:
     from fairlead.client import Client

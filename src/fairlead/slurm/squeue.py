@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fairlead.slurm.fields import FIELDS, NoSuchField, read_format, read_names
 from fairlead.slurm.options import Given, error, fail, from_environment, parse
 from fairlead.slurm.queues import is_below
-from fairlead.slurm.rows import LIVE, STATES, Row, fold_indices, parse_ids, parse_states, past_rows, rows_of
+from fairlead.slurm.rows import LIVE, STATES, Row, parse_ids, parse_states, past_rows, rows_of
 from fairlead.slurm.server import caller, connect, pages_of
 from fairlead.slurm.tables import SQUEUE
 from fairlead.slurm.values import listed
 from fairlead.wire.hostlist import expand_hosts
+from fairlead.wire.index_spans import text_of
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -188,7 +189,7 @@ def _in(row: Row, chosen: set[int]) -> bool:
     if kept:
         flat = [bound for at in kept for bound in (at, at + 1)]
         row.indices = flat
-        row.index = f"[{fold_indices(flat)}]" if len(kept) > 1 else str(kept[0])
+        row.index = f"[{text_of(flat)}]" if len(kept) > 1 else str(kept[0])
         row.id = f"{row.number}_{row.index}"
     return bool(kept)
 

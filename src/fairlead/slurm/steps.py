@@ -19,6 +19,7 @@ import msgspec
 from fairlead.client.tunnel import NearEnd, Reader
 from fairlead.slurm.launch import GANG_VARIABLES, STEPS, LocalTask, can_inherit, carry, how_ended
 from fairlead.wire import operations as op
+from fairlead.wire.index_spans import each_index
 from fairlead.wire.tunnel_frames import CLOSE, CODE, DATA, END, ERRORS, EXIT, NUMBER, PAIR, SIGNAL, SIZE, STANDARD
 
 if TYPE_CHECKING:
@@ -401,8 +402,7 @@ def allocation_of(client: Client, shown: str) -> Allocation | None:
         for stage in view.stages
         for group in stage.tasks
         if group.state == "running"
-        for first, end in zip(group.indices[::2], group.indices[1::2], strict=True)
-        for at in range(first, end)
+        for at in each_index(group.indices)
         if not index or at == int(index)
     ]
     wanted = 1 if index or not view.stages or view.stages[0].min == 1 else sum(stage.count for stage in view.stages)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from fairlead.wire.index_spans import each_index
+
 Role = Literal["user", "operator", "admin", "join", "manager"]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
@@ -1485,8 +1487,7 @@ class Attempt(Answer, frozen=True, kw_only=True):
     @property
     def tasks(self) -> list[int]:
         """The indices of the tasks."""
-        spans = zip(self.indices[::2], self.indices[1::2], strict=True)
-        return [index for first, end in spans for index in range(first, end)]
+        return list(each_index(self.indices))
 
     def __repr__(self) -> str:
         names = ["tasks" if name == "indices" else name for name in self.__struct_fields__]
