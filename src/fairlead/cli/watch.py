@@ -9,6 +9,7 @@ from fairlead.cli import completion
 from fairlead.cli.options import Common
 from fairlead.cli.output import clock, print_json, print_text
 from fairlead.cli.typer_commands import argument, option
+from fairlead.wire.index_spans import text_of
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -51,8 +52,7 @@ def watch(options: WatchOptions) -> None:
 
 def _line(event: wire.Event) -> str:
     """Return an event as one line: time, event, job or node, and reason."""
-    spans = [event.indices[at : at + 2] for at in range(0, len(event.indices), 2)]
-    tasks = ",".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in spans)
+    tasks = text_of(event.indices)
     what = [
         event.what,
         f"job {event.job}" if event.job else "",

@@ -668,6 +668,11 @@ class Allocation(msgspec.Struct, eq=False):
     """If the data were set back while it was live: the time of their last record, until its node reports it. Then 0."""
 
     @property
+    def began(self) -> Micros:
+        """When its tasks started, or were sent if they have not."""
+        return self.since if self.started is None else self.started
+
+    @property
     def leaving(self) -> bool:
         """True if its capacity is expected to become free, because its tasks are stopping and not overdue."""
         return self.state == "stopping" and not self.slots and not self.overdue

@@ -22,16 +22,12 @@ def end_of(allocation: Allocation, now: Micros) -> Micros | None:
     """Return the expected end of an allocation; None if it is unknown."""
     if allocation.expected is None:
         return given_end_of(allocation, now)
-    return learned_end(_began(allocation), allocation.expected, guess(allocation.stage.terms), now)
+    return learned_end(allocation.began, allocation.expected, guess(allocation.stage.terms), now)
 
 
 def given_end_of(allocation: Allocation, now: Micros) -> Micros | None:
     """Return the end of an allocation by its submitted estimate or time limit; None if it is unknown."""
-    return expected_end(_began(allocation), guess(allocation.stage.terms), now)
-
-
-def _began(allocation: Allocation) -> Micros:
-    return allocation.since if allocation.started is None else allocation.started
+    return expected_end(allocation.began, guess(allocation.stage.terms), now)
 
 
 class Forecast:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fairlead.core.admission import Admission, has_claimed
 from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
-from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
+from fairlead.core.asks import Needs, asked_for, is_single, minimum_by_stage
 from fairlead.core.changes import Promised, Released
 from fairlead.core.holds.recall import LOOKED_AT, is_recalled
 from fairlead.core.holds.starvation import in_turn
@@ -147,7 +147,7 @@ class Balance:
             self._clearing.places = {}  # drop the places of earlier claims
             if has_claimed(self.partition, ask):
                 hidden = True
-            elif _is_single(ask):
+            elif is_single(ask):
                 self._claim_singles(child, lane, ask, hidden)
                 return
             elif self._admission().refusal(ask, minimum_by_stage(ask)) is None:
@@ -222,7 +222,7 @@ class Balance:
             if number in self._ended or clearing.is_victim(allocation):
                 continue
             if node_id not in own:
-                if lacking <= 0 or not _is_single(head) or whatif.fitting(node_id, shape, 1):
+                if lacking <= 0 or not is_single(head) or whatif.fitting(node_id, shape, 1):
                     continue
                 if not whatif.takes(node_id, shape) or not self._is_room_without(allocation, shape):
                     continue
@@ -265,7 +265,7 @@ class Balance:
         for ask in dropwhile(lambda ask: ask is not first, lane):
             if most <= 0:
                 break
-            if not _is_single(ask):
+            if not is_single(ask):
                 if admission.refusal(ask, minimum_by_stage(ask)) is None:
                     break
                 continue
@@ -371,7 +371,7 @@ class Balance:
 
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
         """Return how many tasks of a lane may start before their queue reaches its entitlement."""
-        waiting = sum(ask.count for ask in lane if _is_single(ask))
+        waiting = sum(ask.count for ask in lane if is_single(ask))
         resources = stage.shape.resources
         return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, waiting)
 
@@ -443,7 +443,3 @@ class Balance:
             return False
         self.again_at = max(self.now + SECOND, min(self.again_at, victim.unit.began + least))
         return True
-
-
-def _is_single(ask: Ask) -> bool:
-    return gang_size(ask) == 1 and not ask.whole

@@ -443,7 +443,7 @@ def _units(job: Job, first: Stage) -> Iterator[Victim]:
             unit = Unit(
                 False,
                 job.priority,
-                _began(allocation),
+                allocation.began,
                 allocation.id,
                 index,
                 of,
@@ -454,20 +454,16 @@ def _units(job: Job, first: Stage) -> Iterator[Victim]:
             )
             yield Victim(unit, stage, [(allocation, (index, index + 1))])
     if blocks and is_gang:
-        newest = max(blocks, key=lambda item: (_began(item[0]), item[0].id))[0]
+        newest = max(blocks, key=lambda item: (item[0].began, item[0].id))[0]
         amounts = tuple(sorted(total.items()))
-        unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts, tasks)
+        unit = Unit(True, job.priority, newest.began, newest.id, 0, of, job.queue.path, amounts, tasks)
         yield Victim(unit, first, blocks)
 
 
 def _stoppable(stage: Stage) -> list[tuple[int, Allocation]]:
     """Return the running tasks of a stage by index, the oldest first; not those that stop or wait in a chain."""
     live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].slots]
-    return sorted(live, key=lambda entry: (_began(entry[1]), entry[1].id, entry[0]))
-
-
-def _began(allocation: Allocation) -> int:
-    return allocation.since if allocation.started is None else allocation.started
+    return sorted(live, key=lambda entry: (entry[1].began, entry[1].id, entry[0]))
 
 
 def _resources(victim: Victim) -> set[str]:
