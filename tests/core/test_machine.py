@@ -31,6 +31,7 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
 from fairlead.views.metrics.metrics import Metrics
+from tests.chaos.bill_checker import BillChecker
 from tests.chaos.checkers import GenerationChecker
 from tests.chaos.rebalance_checker import LoanChecker
 from tests.chaos.start_checker import DoorChecker
@@ -145,7 +146,9 @@ class Machine(RuleBasedStateMachine):
         self.settings["rebalance_threshold"] = threshold
         self.settings["share_memory"] = memory
         self.settings["estimates"] = estimates
-        self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance, DoorChecker(), self.loans])
+        self.bills = BillChecker()
+        observers = [self.metrics, self.balance, DoorChecker(), self.loans, self.bills]
+        self.w = WatchedWorld(self.settings, observers=observers)
         for path in ("root.b", *QUEUES):
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -169,6 +172,8 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         single_tasks.FEW = FEW
+        if hasattr(self, "bills"):
+            self.bills.at_end()
 
     # -- nodes
 

@@ -13,11 +13,13 @@ from fairlead.cli.history import Since
 from fairlead.cli.input_files import document_of
 from fairlead.cli.option_values import moment, pairs, seconds_of, wrong
 from fairlead.cli.options import Common, JobName, LiveJobNames, Partition, open_client
-from fairlead.cli.output import fail, lasted, print_json, print_table, print_text
+from fairlead.cli.output import clock, fail, lasted, print_json, print_table, print_text
 from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
-    from fairlead.wire.api import WhatIf
+    from collections.abc import Iterator
+
+    from fairlead.wire.api import Bill, WhatIf
 
 POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
 UNKNOWN = "not known"
@@ -36,13 +38,34 @@ def eta(jobs: LiveJobNames, common: Common) -> None:
     common.show(etas, (found.text for found in etas))
 
 
-def story(job: JobName, common: Common) -> None:
-    """Tell what happened to a job, when, and why."""
+class StoryOptions(Common):
+    why_so_long: bool = option("Tell how long the job waited for what, instead of what happened.")
+
+
+def story(job: JobName, options: StoryOptions) -> None:
+    """Tell what happened to a job, when, and why; or, with --why-so-long, how long it waited for what.
+
+    The times of --why-so-long add up to the wait. They come from the journal, as far as it reaches back.
+    """
     from datetime import datetime
 
-    with common.client() as client:
+    with options.client() as client:
+        if options.why_so_long:
+            bill = client.bill(job)
+            options.show(bill, _bill(bill))
+            return
         told = client.story(job)
-    common.show(told, (f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M:%S}  {line.text}" for line in told.lines))
+    options.show(told, (f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M:%S}  {line.text}" for line in told.lines))
+
+
+def _bill(bill: Bill) -> Iterator[str]:
+    yield f"job {bill.job} waited {lasted(bill.waited)}{':' if bill.causes else ''}"
+    yield from (f"  {lasted(part.seconds)} {part.text}" for part in bill.causes)
+    if bill.partly:
+        yield "while some of its tasks ran, others waited:"
+        yield from (f"  {lasted(part.seconds)} {part.text}" for part in bill.partly)
+    if bill.since > bill.submitted:
+        yield f"the journal begins at {clock(bill.since)}; waits before are left out"
 
 
 def export_trace(

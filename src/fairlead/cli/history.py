@@ -95,6 +95,7 @@ class UsageOptions(Output):
     user: str = option("Only work of this user.")
     partition: str = option("Partition. By default all of them.", "-p", autocompletion=completion.partitions)
     used: bool = option("Also show how much of it was used, and name jobs that asked for much more than they used.")
+    waits: bool = option("Show how long jobs waited for what instead, by user, queue or week.")
     as_csv: bool = option("Print CSV.", "--csv")
 
 
@@ -104,11 +105,17 @@ def usage(options: UsageOptions) -> None:
     Each attempt of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT,
     MEDIAN and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
 
+    With --waits, each group has the causes for which its jobs waited, with the time that they waited for it together.
+    These come from the journal, as far as it reaches back (--journal-age of the server).
+
     fairlead usage --by user,queue --since 7d
     """
     if options.as_csv and options.as_json:
         raise wrong("--csv", "the report is printed once; drop --csv or --json")
     times = moment(options.since, "--since"), moment(options.until, "--until")
+    if options.waits:
+        _show_waits(options, *times)
+        return
     with open_client(options.partition) as client:
         report = client.usage_report(
             [name.strip() for name in options.by.split(",") if name.strip()],
@@ -132,6 +139,23 @@ def usage(options: UsageOptions) -> None:
     print_table((*columns, *(["CPU USED"] if options.used else []), "WAIT", "MEDIAN", "95%"), rows)
     for waste in report.wasteful:
         print_text(f"job {waste.job} of {waste.user}: {waste.text} ({_hours(waste.cpu_hours)} CPU-hours unused)")
+
+
+def _show_waits(options: UsageOptions, since: float | None, until: float | None) -> None:
+    if options.used or options.as_csv:
+        raise wrong("--waits", "it is a report of its own; drop --used and --csv, or use --json")
+    with open_client(options.partition) as client:
+        found = client.waits(options.by, since, until, options.user)
+    if options.as_json:
+        print_json(found)
+        return
+    rows = [
+        (*([""] * len(row.group) if at else row.group.values()), lasted(part.seconds), part.text)
+        for row in found.rows
+        for at, part in enumerate(row.causes)
+    ]
+    print_table((*(name.upper() for name in found.by), "WAITED", "CAUSE"), rows)
+    print_text(f"since {clock(found.since)}")
 
 
 def _cells(row: wire.Used, kinds: list[str], used: bool) -> list[object]:

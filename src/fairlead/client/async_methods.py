@@ -11,6 +11,7 @@ class AsyncMethods(AsyncSender):
 
     apply_config = awaited(Shortcuts.apply_config)
     attempts = awaited(Shortcuts.attempts)
+    bill = awaited(Shortcuts.bill)
     bring_to_front = awaited(Shortcuts.bring_to_front)
     cancel_ask = awaited(Shortcuts.cancel_ask)
     close_nodes = awaited(Shortcuts.close_nodes)
@@ -85,5 +86,6 @@ class AsyncMethods(AsyncSender):
     usage = awaited(Shortcuts.usage)
     usage_report = awaited(Shortcuts.usage_report)
     validate_config = awaited(Shortcuts.validate_config)
+    waits = awaited(Shortcuts.waits)
     what_if = awaited(Shortcuts.what_if)
     whoami = awaited(Shortcuts.whoami)

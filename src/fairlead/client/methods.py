@@ -173,6 +173,11 @@ class Methods(ABC):
         the attempts are known."""
         return self.send(op.Story(job=job))
 
+    def bill(self, job: str) -> wire.Bill:
+        """Return how long a job has waited for what: loans of other queues, other jobs of its queue, its limits,
+        broken nodes and so on. The parts add up to the wait. They come from the journal, as far as it reaches back."""
+        return self.send(op.Bill(job=job))
+
     def trace(self, since: Moment | None = None) -> wire.RecordedTrace:
         """Return a trace for `fairlead simulate`: the present nodes, and those jobs submitted since a time that ran
         and have ended. Their commands, environments and files are left out. Only for operators."""
@@ -215,6 +220,13 @@ class Methods(ABC):
         """List the CPU time and the memory that the ended attempts of a job used, by task, beside what was asked
         for."""
         return self.send(op.JobUsage(job=job, limit=limit))
+
+    def waits(
+        self, by: str = "queue", since: Moment | None = None, until: Moment | None = None, user: str = ""
+    ) -> wire.Waits:
+        """Return how long jobs waited for what in a period, by group, as far as the journal reaches back. Users see
+        only their own waits."""
+        return self.send(op.Waits(by=by, since=seconds_of(since), until=seconds_of(until), user=user))
 
     def timeline(self, since: Moment | None = None, until: Moment | None = None) -> wire.Timeline:
         """Return the tasks that ran in a period, by default the last hour, with their nodes: all running tasks, and

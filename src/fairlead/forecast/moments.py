@@ -13,7 +13,7 @@ import msgspec
 from fairlead.core.dump import dumped_at, load
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
-from fairlead.core.state import Partition
+from fairlead.core.state import Partition, Touched
 from fairlead.forecast.replica import Follower
 from fairlead.journal.chained import ChainedJournal
 from fairlead.journal.codec import replay, stream_of, time_of
@@ -26,7 +26,7 @@ from fairlead.wire.preview import PastMapQuestion, PastQueuesQuestion
 def past_map(follower: Follower, question: PastMapQuestion) -> Any:
     """Return the map of nodes and queues at a time; no map if the journal does not reach back to that time."""
     with open_journal(follower.journal, read_only=True) as journal:
-        since = _reaches_back_to(journal, follower.name)
+        since = reaches_back_to(journal, follower.name)
         found = next(_states(journal, follower.name, [question.at]), None) if question.at >= since else None
         answer = wire.PastMap(since=since / SECOND, map=None if found is None else _map(found, question.at))
     return msgspec.to_builtins(answer)
@@ -35,7 +35,7 @@ def past_map(follower: Follower, question: PastMapQuestion) -> Any:
 def past_queues(follower: Follower, question: PastQueuesQuestion) -> Any:
     """Return share, entitlement, use and loan of queues at evenly spaced times, as far as the journal reaches back."""
     with open_journal(follower.journal, read_only=True) as journal:
-        since = _reaches_back_to(journal, follower.name)
+        since = reaches_back_to(journal, follower.name)
         first = max(since, question.since)
         last, points = max(first, question.until), question.points
         times = sorted({first + (last - first) * point // max(1, points - 1) for point in range(points)})
@@ -66,7 +66,7 @@ def _map(state: Partition, at: Micros) -> wire.NodeMap:
     )
 
 
-def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
+def reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
     """Return the earliest time whose state can be replayed."""
     stream = stream_of(partition)
     row, tail = journal.state_of(stream)
@@ -78,21 +78,30 @@ def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
 
 def _states(journal: ChainedJournal, partition: str, times: list[Micros]) -> Iterator[Partition]:
     """Yield the state at each of the given times, which are in order. It is one object, which changes between them."""
-    stream = stream_of(partition)
-    state, seq = Partition(partition), 0
-    for number in sorted(journal.saved_snapshots(stream), reverse=True):
-        snapshot = journal.load_snapshot(stream, number)
-        if snapshot is not None and dumped_at(snapshot.payload) <= times[0]:
-            state, seq = load(snapshot.payload), snapshot.seq
-            break
     waiting = list(times)
-    for record in journal.read(stream, seq):
-        where = f"record {record.seq} of {stream}"
-        while waiting and time_of(record.payload, where) > waiting[0]:
+    for state, until in replayed(journal, partition, times[0]):
+        while waiting and (until is None or until > waiting[0]):
             waiting.pop(0)
             yield state
         if not waiting:
             return
+
+
+def replayed(journal: ChainedJournal, partition: str, first: Micros) -> Iterator[tuple[Partition, Micros | None]]:
+    """Yield the state before and after each record, from a snapshot before a time on, and when the next record follows.
+
+    It is one object. `touched` has what the last record touched. After the last record the time is None.
+    """
+    stream = stream_of(partition)
+    state, seq = Partition(partition), 0
+    for number in sorted(journal.saved_snapshots(stream), reverse=True):
+        snapshot = journal.load_snapshot(stream, number)
+        if snapshot is not None and (dumped_at(snapshot.payload) <= first):
+            state, seq = load(snapshot.payload), snapshot.seq
+            break
+    for record in journal.read(stream, seq):
+        where = f"record {record.seq} of {stream}"
+        yield state, time_of(record.payload, where)
+        state.touched = Touched()
         replay(state, record.payload, where)
-    for _ in waiting:
-        yield state
+    yield state, None

@@ -23,7 +23,7 @@ from fairlead import policies
 from fairlead.core.commands import Submit
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, unpack_spec
-from fairlead.forecast import comparison, eta
+from fairlead.forecast import comparison, eta, waits
 from fairlead.forecast.moments import past_map, past_queues
 from fairlead.forecast.recorded_trace import trace_document
 from fairlead.forecast.replica import Follower
@@ -50,6 +50,10 @@ def answer(follower: Follower, question: preview.AnyQuestion) -> msgspec.Struct:
             return preview.Document(document=past_map(follower, question))
         case preview.PastQueuesQuestion():
             return preview.Document(document=past_queues(follower, question))
+        case preview.BillQuestion():
+            return preview.Document(document=waits.bill(follower, question))
+        case preview.WaitsQuestion():
+            return preview.Document(document=waits.waits(follower, question))
     return preview.Document(document=comparison.compare(follower, question))
 
 

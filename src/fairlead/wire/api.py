@@ -1657,6 +1657,49 @@ class UsageReport(Answer, frozen=True, kw_only=True):
     """With `used`: the jobs with the most unused CPU-hours."""
 
 
+class WaitedFor(Answer, frozen=True, kw_only=True):
+    """A part of a wait."""
+
+    cause: str
+    """One word or two, such as `loans`, `behind` or `limit`."""
+    of: str
+    """The queue, account, user or job that the cause is about; empty for none."""
+    text: str
+    """The cause as the end of a sentence, such as "for loans of queue root.ads that were not yet returned"."""
+    seconds: float
+
+
+class Bill(Answer, frozen=True, kw_only=True):
+    """How long a job waited for what. The parts add up to the wait, to the microsecond."""
+
+    job: str
+    submitted: float
+    since: float
+    """The journal has nothing before this time, so an earlier wait is not in the bill."""
+    waited: float
+    """Seconds in which tasks of the job waited and none of its tasks ran."""
+    causes: list[WaitedFor]
+    partly: list[WaitedFor]
+    """For the time in which some tasks ran, and others waited."""
+
+
+class Waited(Answer, frozen=True, kw_only=True):
+    """The waits of a group of jobs."""
+
+    group: dict[str, str]
+    waited: float
+    """The sum of the seconds for which its jobs waited, while none of their tasks ran."""
+    causes: list[WaitedFor]
+
+
+class Waits(Answer, frozen=True, kw_only=True):
+    by: list[str]
+    since: float
+    """The beginning of the period, or that of the journal if it is later."""
+    until: float
+    rows: list[Waited]
+
+
 class Event(Answer, frozen=True, kw_only=True):
     """An event. `what` is submitted, state, placed, running, stopping, ended or node; unused fields are empty."""
 

@@ -241,6 +241,13 @@ class Story(OfPartition[wire.Story], GET="jobs/{job}/story", seconds=160.0):
     job: Name
 
 
+class Bill(OfPartition[wire.Bill], GET="jobs/{job}/bill", seconds=160.0):
+    """Return how long a job has waited for what: loans of other queues, other jobs of its queue, its limits, broken
+    nodes and so on. The parts add up to the wait. They come from the journal, as far as it reaches back."""
+
+    job: Name
+
+
 class Trace(OfPartition[wire.RecordedTrace], GET="trace", role="operator", seconds=160.0):
     """Return a trace for `fairlead simulate`: the present nodes, and those jobs submitted since a time that ran and
     have ended. Their commands, environments and files are left out."""
@@ -384,6 +391,16 @@ class UsageReport(OfPartition[wire.UsageReport], GET="usage/report", seconds=600
     until: Moment = ""
     user: Name = ""
     used: Annotated[bool, Meta(description="Also what tasks used of what they had, as far as it was measured.")] = False
+
+
+class Waits(OfPartition[wire.Waits], GET="usage/waits", seconds=160.0):
+    """Return how long jobs waited for what in a period, by group, as far as the journal reaches back. Users see only
+    their own waits."""
+
+    by: Annotated[str, Meta(max_length=100, description="One or more of user, queue, week, with commas.")] = "queue"
+    since: Moment = ""
+    until: Moment = ""
+    user: Name = ""
 
 
 class Timeline(OfPartition[wire.Timeline], GET="timeline"):

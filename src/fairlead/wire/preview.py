@@ -62,7 +62,34 @@ class PastQueuesQuestion(Question, frozen=True, kw_only=True, tag="past queues")
     points: int
 
 
-AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion | PastMapQuestion | PastQueuesQuestion
+class BillQuestion(Question, frozen=True, kw_only=True, tag="bill"):
+    """Ask how long a job waited for what. `ended` is None if it has not ended."""
+
+    job: str
+    number: int
+    submitted: int
+    ended: int | None
+
+
+class WaitsQuestion(Question, frozen=True, kw_only=True, tag="waits"):
+    """Ask how long jobs waited for what in a period, by groups: `user`, `queue`, `week`."""
+
+    by: tuple[str, ...]
+    since: int
+    until: int
+    user: str = ""
+
+
+AnyQuestion = (
+    EtaQuestion
+    | StoryQuestion
+    | WhatIfQuestion
+    | TraceQuestion
+    | PastMapQuestion
+    | PastQueuesQuestion
+    | BillQuestion
+    | WaitsQuestion
+)
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True):

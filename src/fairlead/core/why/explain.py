@@ -152,14 +152,14 @@ def _coming(partition: Partition, stage: Stage, own: Collection[int]) -> dict[st
     return {
         "held": sum(len(hold.nodes) for hold in earmarks if isinstance(hold, Hold)),
         "coming": sum(number in partition.allocations for number in victims),
-        "ordered": _ordered_for(partition, stage),
+        "ordered": ordered_for(partition, stage),
         "failed_orders": orders,
         "given_up": orders >= partition.settings.max_orders,
         "problem": problems[0] if orders and problems else "",
     }
 
 
-def _ordered_for(partition: Partition, stage: Stage) -> int:
+def ordered_for(partition: Partition, stage: Stage) -> int:
     """Return the number of ordered nodes that are meant for tasks of a stage, also if shared with other tasks."""
     wanted = (stage.job.id, stage.position)
     meant = [tasks for order in partition.orders.values() for tasks in order.coming.values()]
@@ -265,8 +265,8 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     The second value is 0 for a node that would not take the task even if it were empty.
     """
     nodes, shape = partition.nodes, stage.shape
-    closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _too_small(partition, shape, row)
-    closed = closed or _kept(partition, shape, row, own)
+    closed = out_of_use(partition, row) or _refuses(partition, shape, row) or _too_small(partition, shape, row)
+    closed = closed or kept(partition, shape, row, own)
     if closed:
         return closed, 0
     if nodes.node_id[row] in nodes_with_task(stage):
@@ -290,7 +290,7 @@ def _too_small(partition: Partition, shape: Shape, row: int) -> str:
     return ""
 
 
-def _out_of_use(partition: Partition, row: int) -> str:
+def out_of_use(partition: Partition, row: int) -> str:
     """Return why a node takes no tasks at all now; empty if it takes some."""
     nodes, node_id = partition.nodes, partition.nodes.node_id[row]
     if nodes.takes_until(row):
@@ -317,7 +317,7 @@ def _refuses(partition: Partition, shape: Shape, row: int) -> str:
     return "" if nodes.placeable(row) else "over its capacity"
 
 
-def _kept(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> str:
+def kept(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> str:
     """Return "held" or "promised" for a node that is kept for other asks; else an empty text."""
     holders = partition.nodes.held.get(partition.nodes.node_id[row])
     if not holders or not shape.amounts or any(seq in holders for seq in own):

@@ -54,6 +54,26 @@ async def story(request: Request, asked: op.Story) -> wire.Story:
     )
 
 
+@serves(op.Bill)
+async def bill(request: Request, asked: op.Bill) -> wire.Bill:
+    services = request.services
+    number, _ = await find_job(request, asked)
+    served = request.leader(asked)
+
+    def times(state: Partition) -> tuple[Micros, Micros | None] | None:
+        job = state.jobs.get(asked.job)
+        return None if job is None or job.number != number else (job.submitted, job.ended_at)
+
+    known = await served.read(times)
+    if known is None:
+        row = await services.threads.run(services.records.job, served.name, asked.job)
+        assert row is not None  # `find_job` found it there
+        known = row.submitted, row.ended
+    fields = {"job": asked.job, "number": number, "submitted": known[0], "ended": known[1]}
+    reply = await ask(services, served, preview.BillQuestion, preview.Document, **fields)
+    return msgspec.convert(reply.document, wire.Bill)
+
+
 async def _earlier(
     services: Services,
     partition: str,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
+
+import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.core.model import FAR
@@ -10,22 +13,19 @@ from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
 from fairlead.history.usage_report import GROUPS, Group, UsageReport, Use, running
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
+from fairlead.http.routes.forecast import ask
 from fairlead.http.routes.history import span_of
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
+from fairlead.wire import preview
 
 
 @serves(op.UsageReport)
 async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageReport:
-    services, caller = request.services, request.caller
-    groups = _groups(asked.by)
+    services = request.services
+    groups = cast(tuple[Group, ...], _groups(asked.by, GROUPS))
     first, last = span_of(asked.since, asked.until)
-    user = asked.user
-    if not caller.operator:
-        if user not in ("", caller.user):
-            problem = "the use of other users is shown to operators; leave it out to see your own"
-            raise Refused("user", problem, "forbidden")
-        user = caller.user
+    user = _user(request, asked.user)
     control = services.control
     served = [await control.reader(name) for name in ((asked.partition,) if asked.partition else control.names())]
     report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition, asked.used)
@@ -60,14 +60,34 @@ def _counted(name: str) -> tuple[int, str]:
     return (int(name) if name.isdecimal() and name.isascii() else 0, name)
 
 
-def _groups(by: str) -> tuple[Group, ...]:
+def _groups(by: str, known: Sequence[str]) -> tuple[str, ...]:
     names = by.split(",") if by else []
     for name in names:
-        if name not in GROUPS:
-            raise Refused("by", f"{shown(name)} is not one of {', '.join(GROUPS)}; write one or more, with commas")
+        if name not in known:
+            raise Refused("by", f"{shown(name)} is not one of {', '.join(known)}; write one or more, with commas")
         if names.count(name) > 1:
             raise Refused("by", f"{name} is named twice; drop one")
-    return cast(tuple[Group, ...], tuple(names))
+    return tuple(names)
+
+
+def _user(request: Request, user: str) -> str:
+    """Return the user to report on; empty for all."""
+    if request.caller.operator:
+        return user
+    if user not in ("", request.caller.user):
+        problem = "the use of other users is shown to operators; leave it out to see your own"
+        raise Refused("user", problem, "forbidden")
+    return request.caller.user
+
+
+@serves(op.Waits)
+async def waits(request: Request, asked: op.Waits) -> wire.Waits:
+    served, user = request.leader(asked), _user(request, asked.user)
+    first, last = span_of(asked.since, asked.until)
+    fields = {"by": _groups(asked.by, ("user", "queue", "week")), "since": first or 0, "user": user}
+    fields["until"] = FAR if last is None else last
+    reply = await ask(request.services, served, preview.WaitsQuestion, preview.Document, **fields)
+    return msgspec.convert(reply.document, wire.Waits)
 
 
 def _used(group: dict[str, str], use: Use) -> wire.Used:
