@@ -100,6 +100,48 @@ def test_story_of_a_waiting_job_ends_with_the_reason(up: Up, waiting: tuple[str,
     assert "  now: 1 task waits, first in queue root.default; " in last and "too few CPUs free" in last, last
 
 
+def test_the_bill_of_a_wait(up: Up, waiting: tuple[str, str]) -> None:
+    _, second = waiting
+    assert up.run("eta", second)
+    up.run("kill", waiting[0])
+    up.run("wait", waiting[0], code=None)
+    lines = json.loads(up.run("story", second, "--json"))["lines"]
+    at = {line["event"]: line["at"] for line in lines}
+    bill = json.loads(up.run("story", second, "--why-so-long", "--json"))
+    micros = [round(part["seconds"] * 1_000_000) for part in bill["causes"]]
+    assert sum(micros) == round(bill["waited"] * 1_000_000)
+    assert sum(micros) == round((at["tasks placed"] - at["job submitted"]) * 1_000_000)
+    assert bill["causes"][0]["cause"] == "busy" and bill["since"] == bill["submitted"] and not bill["partly"]
+    text = up.run("story", second, "--why-so-long")
+    assert re.match(rf"job {second} waited .*:\n  .* for nodes busy with jobs of queue root\.default\n", text), text
+
+
+def test_the_start_was_earlier_than_promised(up: Up, waiting: tuple[str, str]) -> None:
+    _, second = waiting
+    before = json.loads(up.run("promises", "--json"))
+    up.run("eta", second)
+    assert json.loads(up.run("promises", "--json"))["open"] == before["open"] + 1
+    up.run("kill", waiting[0])
+    up.run("wait", waiting[0], code=None)
+    after = json.loads(up.run("promises", "--json"))
+    assert after["earlier"] == before["earlier"] + 1 and after["scored"] == before["scored"] + 1
+    assert re.match(r"kept \d+ % of \d+ promises, median error .*\n\d+ jobs started earlier", up.run("promises"))
+    metrics = up.run("promises", "--since", "0s", "--json")
+    assert json.loads(metrics)["scored"] == 0
+
+
+def test_waits_by_cause(up: Up, waiting: tuple[str, str]) -> None:
+    found = json.loads(up.run("usage", "--waits", "--by", "queue,user", "--json"))
+    (row,) = found["rows"]
+    assert row["group"] == {"queue": "root.default", "user": "ann"}
+    assert (
+        sum(part["seconds"] for part in row["causes"]) == pytest.approx(row["waited"], abs=1e-5) and row["waited"] > 0
+    )
+    assert "for nodes busy with jobs of queue root.default" in up.run("usage", "--waits", "--by", "week")
+    assert "is not one of user, queue, week" in up.ask("usage", "--waits", "--by", "job").stderr
+    assert "drop --used" in words(up.ask("usage", "--waits", "--used"))
+
+
 def test_past_is_exported_as_a_trace(up: Up, waiting: tuple[str, str], tmp_path: Path) -> None:
     up.run("kill", *waiting)
     up.run("wait", *waiting, code=None)

@@ -25,6 +25,7 @@ from fairlead.core.effects import ForNode, Launch
 from fairlead.engines.agent_connections import LedPartition
 from fairlead.engines.agents import Agents
 from fairlead.forecast.previewer import Previewer
+from fairlead.history.promised_starts import PromisedStarts
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
 from fairlead.http.application import application
@@ -151,7 +152,8 @@ class Serving:
         self.secrets = Secrets(self.folder / "secrets", self.folder / "secrets-key")
         self.history = History(self.folder / "history")
         quotas = Quotas()
-        observers = [metrics, HistoryRecorder(self.history), quotas]
+        promised = PromisedStarts(self.history, metrics.registry)
+        observers = [metrics, promised, HistoryRecorder(self.history), quotas]
         self.control = Control(
             Dependencies(
                 self._open,
@@ -175,6 +177,7 @@ class Serving:
             metrics,
             self._bounds,
             quotas,
+            promised,
             "test",
             self._fault,
             lambda event, fields: self.log.append((event, fields)),

@@ -20,7 +20,8 @@ from tests.http.serving import JOB, Serving, serving, submit
 # Operation → the least role that may do it.
 ROLES = {
     "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile resultArchive "
-    "history attempts kill hold release requeue stopTasks scale submitPipeline updateJob rerun table jobUsage "
+    "bill waits history attempts kill hold release requeue stopTasks scale submitPipeline updateJob rerun table "
+    "jobUsage promisedStarts "
     "setPriority tryPriority nodes node queues queue lanes "
     "storeContent content "
     "holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "

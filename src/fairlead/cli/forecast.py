@@ -1,4 +1,4 @@
-"""`fairlead eta`, `whatif`, `story` and `export-trace`: predict starts, tell what happened to a job, record traces."""
+"""`fairlead eta`, `promises`, `whatif`, `story`, `export-trace`: predict starts, tell what happened, record traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairlead.cli.typer_commands import option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fairlead.wire.api import Bill, WhatIf
+    from fairlead.wire.api import Bill, PromisedStarts, WhatIf
 
 POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
 UNKNOWN = "not known"
@@ -36,6 +36,33 @@ def eta(jobs: LiveJobNames, common: Common) -> None:
     with common.client() as client:
         etas = client.eta(*jobs)
     common.show(etas, (found.text for found in etas))
+
+
+class PromisesOptions(Common):
+    since: Since = ""
+
+
+def promises(options: PromisesOptions) -> None:
+    """Tell how many of the foretold starts came within their interval, in the last 7 days or since a time.
+
+    For each job, the first start that was foretold counts. Jobs that were changed or ended before they started are
+    counted apart. The next intervals are made wider or narrower, so that 9 of 10 starts come within them.
+    """
+    with options.client() as client:
+        found = client.promised_starts(moment(options.since, "--since"))
+    options.show(found, _promises(found))
+
+
+def _promises(found: PromisedStarts) -> Iterator[str]:
+    yield found.text
+    if not found.scored:
+        return
+    yield f"{found.earlier} jobs started earlier than promised, {found.later} later"
+    error = "" if found.last_median_error is None else f", median error {lasted(found.last_median_error)}"
+    yield f"of the last promises before the start, {100 * found.last_kept / found.scored:.0f} % were kept{error}"
+    yield f"not scored: {found.changed} jobs changed or held, {found.ended} ended before the start; {found.open} wait"
+    if found.stretch != 1:
+        yield f"intervals are now {found.stretch:.2f} times as wide as simulated"
 
 
 class StoryOptions(Common):

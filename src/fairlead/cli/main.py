@@ -20,7 +20,7 @@ from fairlead.cli.agent import agent
 from fairlead.cli.bench import bench
 from fairlead.cli.config import config
 from fairlead.cli.database import backup, db, restore
-from fairlead.cli.forecast import eta, export_trace, story, whatif
+from fairlead.cli.forecast import eta, export_trace, promises, story, whatif
 from fairlead.cli.history import history, usage
 from fairlead.cli.inspect import explain, ps, show
 from fairlead.cli.job_actions import CHANGES, rerun
@@ -65,7 +65,7 @@ def demo() -> None:
 
 PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Run work": (submit, run, rerun, attach, forward, wait, logs, table, results),
-    "Look": (ps, show, pipeline, explain, eta, story, top, watch, history, usage),
+    "Look": (ps, show, pipeline, explain, eta, promises, story, top, watch, history, usage),
     "Change": CHANGES,
     "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
     "Administer": (

@@ -46,6 +46,7 @@ class AsyncMethods(AsyncSender):
     pause_pool = awaited(Shortcuts.pause_pool)
     pool = awaited(Shortcuts.pool)
     pools = awaited(Shortcuts.pools)
+    promised_starts = awaited(Shortcuts.promised_starts)
     promises = awaited(Shortcuts.promises)
     queue = awaited(Shortcuts.queue)
     queues = awaited(Shortcuts.queues)

@@ -167,6 +167,11 @@ class Methods(ABC):
         Nothing is changed. While the job waits, more may be stopped later."""
         return self.send(op.TryPriority(job=job, document=given(priority=priority)))
 
+    def promised_starts(self, since: Moment | None = None) -> wire.PromisedStarts:
+        """Return how many of the starts that were foretold came within their interval, for jobs that were decided
+        since a time, by default in the last 7 days."""
+        return self.send(op.PromisedStarts(since=seconds_of(since)))
+
     def story(self, job: str) -> wire.Story:
         """Return what happened to a job, in order and with reasons: its submission, holds, starts, stops with the
         job that caused them, and ends; and why tasks wait now. Before the journal begins, only the submission and

@@ -49,6 +49,12 @@ CREATE TABLE IF NOT EXISTS results (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
     attempt INTEGER NOT NULL, files TEXT NOT NULL, warning TEXT NOT NULL,
     PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS promised (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, last INTEGER NOT NULL, made INTEGER NOT NULL,
+    likely INTEGER NOT NULL, earliest INTEGER NOT NULL, latest INTEGER, stretch REAL NOT NULL,
+    what TEXT NOT NULL DEFAULT '', decided INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (partition, number, last)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS promised_by_time ON promised (partition, last, decided);
 CREATE TABLE IF NOT EXISTS reached (partition TEXT PRIMARY KEY NOT NULL, seq INTEGER NOT NULL) WITHOUT ROWID;
 """
 ONCE = """

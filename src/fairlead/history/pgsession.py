@@ -137,12 +137,12 @@ class PostgresSession(Session):
         self._checked = time.monotonic()
         [(whole,)] = self.run(
             "SELECT sum(pg_total_relation_size(CAST(name AS regclass))) FROM "
-            "(VALUES ('jobs'), ('attempts'), ('used'), ('copied'), ('results')) AS tables (name)"
+            "(VALUES ('jobs'), ('attempts'), ('used'), ('copied'), ('results'), ('promised')) AS tables (name)"
         )
         if whole <= size:
             return 0
         used, jobs = 0.0, 0
-        for table in ("jobs", "attempts", "used", "copied", "results"):
+        for table in ("jobs", "attempts", "used", "copied", "results", "promised"):
             [(rows,)] = self.run(f"SELECT count(*) FROM {table}")
             [(width,)] = self.run(
                 f"SELECT coalesce(avg(pg_column_size(sample.*)), 0) FROM (SELECT * FROM {table} LIMIT 1000) AS sample"

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -92,7 +92,38 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
     has the attempt on that node, and has no use of it yet."""
 
 
-Row = JobRow | AttemptRow | Used
+class PromiseRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A start that was foretold for a job: the first one, or, if `last` is 1, the last one."""
+
+    partition: str
+    number: int
+    last: int
+    made: Micros
+    likely: Micros
+    earliest: Micros
+    latest: Micros | None
+    stretch: float
+
+
+class PromiseEnd(msgspec.Struct, frozen=True, gc=False):
+    """What came of the promises for a job."""
+
+    partition: str
+    number: int
+    what: Literal["started", "changed", "ended"]
+    at: Micros
+
+
+PROMISE_COLUMNS = ", ".join(PromiseRow.__struct_fields__)
+PUT_PROMISE = (
+    f"INSERT INTO promised ({PROMISE_COLUMNS}) VALUES ({_marks(PromiseRow)}) "
+    "ON CONFLICT (partition, number, last) DO UPDATE SET made = excluded.made, likely = excluded.likely, "
+    "earliest = excluded.earliest, latest = excluded.latest, stretch = excluded.stretch "
+    "WHERE promised.last = 1 AND promised.what = ''"
+)
+DECIDED = "UPDATE promised SET what = ?, decided = ? WHERE partition = ? AND number = ? AND what = ''"
+
+Row = JobRow | AttemptRow | Used | PromiseRow | PromiseEnd
 
 
 class History:
@@ -160,6 +191,9 @@ class History:
 
     def put_used(self, used: list[Used]) -> None:
         self._queue(used)
+
+    def put_promises(self, rows: Sequence[PromiseRow | PromiseEnd]) -> None:
+        self._queue(rows)
 
     def flush(self, seconds: float = 10.0) -> None:
         """Write all queued rows now. Returns when they are written, or after `seconds`."""
@@ -311,6 +345,22 @@ class History:
         """Record that the notice of a job was sent."""
         with self._tables.session() as db, db.writing():
             db.run("UPDATE jobs SET told = 1 WHERE partition = ? AND number = ?", (partition, number))
+
+    def open_promises(self, partition: str) -> list[PromiseRow]:
+        """Return the first promise of each job whose start has neither come nor become impossible."""
+        sql = f"SELECT {PROMISE_COLUMNS} FROM promised WHERE partition = ? AND last = 0 AND what = ''"
+        return [PromiseRow(*row) for row in self._ask(sql, partition)]
+
+    def promises(
+        self, partition: str, since: int, last: bool, limit: int = EVERY
+    ) -> list[tuple[PromiseRow, PromiseEnd]]:
+        """Return the promises that were decided since a time, the last decided first."""
+        sql = (
+            f"SELECT what, decided, {PROMISE_COLUMNS} FROM promised WHERE partition = ? AND last = ? AND decided >= ? "
+            f"AND what <> '' ORDER BY decided DESC, number DESC LIMIT {limit:d}"
+        )
+        rows = self._ask(sql, partition, int(last), since)
+        return [(PromiseRow(*row), PromiseEnd(partition, row[1], what, at)) for what, at, *row in rows]
 
     def usage(self, report: UsageReport) -> None:
         """Add the ended attempts of the history to a usage report."""
@@ -498,7 +548,7 @@ def _drop(db: Session, before: Micros, most: int) -> int:
     query = "SELECT partition, number FROM jobs WHERE ended < ? ORDER BY ended, partition, number LIMIT ?"
     oldest = list(db.run(query, (before, most)))
     with db.writing():
-        for table in ("jobs", "attempts", "used", "copied", "results"):
+        for table in ("jobs", "attempts", "used", "copied", "results", "promised"):
             db.run_many(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
     return len(oldest)
 
@@ -510,6 +560,9 @@ def _insert(db: Session, rows: list[Row], reached: dict[str, int] | None = None)
         db.run_many(PUT_ATTEMPT, [_flat_attempt(row) for row in rows if isinstance(row, AttemptRow)])
         db.run_many(REPORTED, [values for values in used if not values["node"]])
         db.run_many(REPORTED_AGAIN, [values for values in used if values["node"]])
+        db.run_many(PUT_PROMISE, [msgspec.structs.astuple(row) for row in rows if isinstance(row, PromiseRow)])
+        ends = [row for row in rows if isinstance(row, PromiseEnd)]
+        db.run_many(DECIDED, [(row.what, row.at, row.partition, row.number) for row in ends])
         db.run_many(REACHED, sorted((reached or {}).items()))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairlead.core.model import Micros
 from fairlead.history.databases import Session, tables_at
-from fairlead.history.store import ATTEMPT_COLUMNS, JOB_COLUMNS
+from fairlead.history.store import ATTEMPT_COLUMNS, JOB_COLUMNS, PROMISE_COLUMNS
 from fairlead.journal.journal import JournalError
 
 AT_ONCE = 5_000
@@ -39,6 +39,7 @@ TABLES = {
         "number, stage, place, attempt",
         _OF_ATTEMPT.format("results"),
     ),
+    "promised": (f"{PROMISE_COLUMNS}, what, decided", "number, last", "decided <= :until"),
 }
 """Table → its columns, the columns that order its rows, and the condition for rows up to a time."""
 

@@ -21,6 +21,7 @@ from fairlead.core.intake.lookup import is_administrator, is_owner
 from fairlead.core.model import Job, Queue
 from fairlead.engines.engine import Connection
 from fairlead.history.outputs import OutputStore
+from fairlead.history.promised_starts import PromisedStarts
 from fairlead.history.store import History
 from fairlead.http.board import Boards
 from fairlead.http.middleware import Bounds
@@ -98,6 +99,8 @@ class Services:
     metrics: Metrics
     bounds: Bounds
     quotas: Quotas
+    promised: PromisedStarts
+    """The ledger of the starts that were foretold. Its method `figures` blocks on disk I/O."""
     version: str
     fault: Callable[[Exception], None] = lambda error: None
     """Called with internal errors."""

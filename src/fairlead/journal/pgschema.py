@@ -110,6 +110,15 @@ ALTER TABLE jobs ADD COLUMN notify text NOT NULL DEFAULT '[]';
 ALTER TABLE jobs ADD COLUMN told bigint NOT NULL DEFAULT 0;
 CREATE INDEX jobs_untold ON jobs (partition, number) WHERE told = 0 AND notify <> '[]';
 """
+# `promised`: the first and the last start that was foretold for a job, and what came of it.
+_PROMISED = """
+CREATE TABLE promised (
+    partition text NOT NULL, number bigint NOT NULL, last bigint NOT NULL, made bigint NOT NULL,
+    likely bigint NOT NULL, earliest bigint NOT NULL, latest bigint, stretch double precision NOT NULL,
+    what text NOT NULL DEFAULT '', decided bigint NOT NULL DEFAULT 0, PRIMARY KEY (partition, number, last)
+);
+CREATE INDEX promised_by_time ON promised (partition, last, decided);
+"""
 MIGRATIONS: tuple[str, ...] = (
     _JOURNAL + _HISTORY + _DOCUMENTS,
     _SPECIFICATIONS,
@@ -119,6 +128,7 @@ MIGRATIONS: tuple[str, ...] = (
     _LASTS,
     _PROGRAM,
     _NOTIFY,
+    _PROMISED,
 )
 
 

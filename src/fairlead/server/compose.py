@@ -21,6 +21,7 @@ from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.engines.agents import Agents
 from fairlead.forecast.previewer import Previewer
 from fairlead.history.outputs import OutputStore
+from fairlead.history.promised_starts import PromisedStarts
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.http.application import application
 from fairlead.http.context import Services
@@ -136,6 +137,7 @@ async def compose(
         identity = open_identity(options, wall)
     place = await asyncio.to_thread(output_place, options)
     outputs = OutputStore(place, limits.outputs_size, limits.outputs_age, in_seconds(wall))
+    promised = PromisedStarts(storage.history, telemetry.metrics.registry)
     collection = OutputCollection(storage.history, outputs, log)
     lock_path = options.directory / "server.lock"
     lock = shared_lock(lock_path)
@@ -171,7 +173,7 @@ async def compose(
         Dependencies(
             storage.open_journal,
             hub,
-            [*telemetry.observers(), HistoryRecorder(storage.history), quotas],
+            [*telemetry.observers(), promised, HistoryRecorder(storage.history), quotas],
             first,
             storage.snapshot,
             lambda text: log.error("control plane", problem=text),
@@ -196,6 +198,7 @@ async def compose(
         telemetry.metrics,
         Bounds(written_burst=min(Bounds().written_burst, 2 * room), mail_domains=options.mail_domains),
         quotas,
+        promised,
         options.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
         lambda event, fields: log.info(event, **fields),

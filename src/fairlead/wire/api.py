@@ -1657,6 +1657,31 @@ class UsageReport(Answer, frozen=True, kw_only=True):
     """With `used`: the jobs with the most unused CPU-hours."""
 
 
+class PromisedStarts(Answer, frozen=True, kw_only=True):
+    """What came of the starts that were foretold. The first promise for each job counts, unless a field says "last"."""
+
+    since: float
+    scored: int
+    """The number of jobs that started, or `kept`, `earlier` and `later` together."""
+    kept: int
+    earlier: int
+    later: int
+    """Jobs that started within the promised interval, before it and after it."""
+    changed: int
+    ended: int
+    """Jobs that were changed or held, or ended, before they started. Their promises are not scored."""
+    open: int
+    """Jobs with a promise that have not started yet, in all partitions."""
+    median_error: float | None
+    """The median distance between the likely and the real start, in seconds."""
+    last_kept: int
+    last_median_error: float | None
+    """The same for the last promise before the start."""
+    stretch: float
+    """How much wider than the simulated interval the next ones are, so that 9 of 10 are kept."""
+    text: str
+
+
 class WaitedFor(Answer, frozen=True, kw_only=True):
     """A part of a wait."""
 

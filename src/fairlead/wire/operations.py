@@ -223,6 +223,13 @@ class Etas(OfPartition[wire.Etas], POST="eta", asks=True, seconds=160.0):
     document: wire.EtaDocument
 
 
+class PromisedStarts(OfPartition[wire.PromisedStarts], GET="promises"):
+    """Return how many of the starts that were foretold came within their interval, for jobs that were decided since a
+    time, by default in the last 7 days."""
+
+    since: Moment = ""
+
+
 class WhatIf(OfPartition[wire.WhatIf], POST="whatif", asks=True, role="operator", seconds=160.0):
     """Compare start times with and without a supposed change, for the jobs that wait now. With `replay`, the jobs of
     that last period are run again from an empty cluster and compared instead. Nothing is changed."""

@@ -14,8 +14,10 @@ from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.core.state import Partition
+from fairlead.history.promised_starts import Promise
 from fairlead.http.context import Request, Services, caller_fields
 from fairlead.http.dispatch import serves
+from fairlead.http.routes.history import span_of
 from fairlead.http.routes.jobs import (
     SEARCHING,
     as_missing,
@@ -93,6 +95,7 @@ async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
     (found,) = foretold.submissions
     if isinstance(found, str):
         return tried  # the state has changed meanwhile: the job would be refused now
+    found, _ = _corrected(request.services, served, found, foretold.now)
     return msgspec.structs.replace(tried, eta=_answer("", "pending", None, found, foretold, served.now))
 
 
@@ -159,7 +162,7 @@ async def _etas(request: Request, asked: op.Eta | op.Etas, names: list[str]) -> 
     waiting = [job for job, state, started in found if state == "pending" and started is None]
     without |= await why_never(served, waiting)
     waiting = [job for job in waiting if job not in without]
-    foretold = await foretell(request.services, served, waiting) if waiting else None
+    foretold = await _promised(request.services, served, waiting) if waiting else None
     now = served.now
     return [
         _answer(job, state, started, foretold.jobs[job], foretold, now)
@@ -167,6 +170,62 @@ async def _etas(request: Request, asked: op.Eta | op.Etas, names: list[str]) -> 
         else _known(job, state, started, without.get(job, ""))
         for job, state, started in found
     ]
+
+
+async def _promised(services: Services, served: PartitionService, waiting: list[str]) -> preview.Etas:
+    """Return the predicted starts of jobs, with intervals that past promises corrected, and keep them as promises."""
+    promises: dict[int, Promise] = {}
+    numbers = await served.read(lambda state: services.promised.expect(state, waiting))
+    try:
+        foretold = await foretell(services, served, waiting)
+        jobs = dict(foretold.jobs)
+        for job, found in foretold.jobs.items():
+            jobs[job], promise = _corrected(services, served, found, foretold.now)
+            if promise is not None and job in numbers:
+                promises[numbers[job]] = promise
+        return msgspec.structs.replace(foretold, jobs=jobs)
+    finally:
+        services.promised.note(served.name, numbers.values(), promises)
+
+
+def _corrected(
+    services: Services, served: PartitionService, found: preview.Eta, now: Micros
+) -> tuple[preview.Eta, Promise | None]:
+    """Return a prediction with the corrected interval, and the promise that it makes; None if it names no start."""
+    if found.likely is None or found.earliest is None:
+        return found, None
+    promise = Promise(now, found.likely, found.earliest, found.latest)
+    if found.latest != now:  # else it starts now, in all futures
+        promise = promise.stretched(services.promised.stretch(served.name))
+    return msgspec.structs.replace(found, earliest=promise.earliest, latest=promise.latest), promise
+
+
+@serves(op.PromisedStarts)
+async def promised_starts(request: Request, asked: op.PromisedStarts) -> wire.PromisedStarts:
+    services, served = request.services, request.leader(asked)
+    first, _ = span_of(asked.since, "")
+    since = served.now - 7 * DAY if first is None else first
+    first_ones = await services.recorded(services.promised.figures, served.name, since)
+    last_ones = await services.threads.run(services.promised.figures, served.name, since, True)
+    kept, late = first_ones.results.get("kept", 0), last_ones.results.get("kept", 0)
+    error = first_ones.median_error
+    part = f"{100 * kept / first_ones.scored:.0f} %" if first_ones.scored else "none"
+    text = f"kept {part} of {first_ones.scored:,} promises"
+    return wire.PromisedStarts(
+        since=since / SECOND,
+        scored=first_ones.scored,
+        kept=kept,
+        earlier=first_ones.results.get("earlier", 0),
+        later=first_ones.results.get("later", 0),
+        changed=first_ones.results.get("changed", 0),
+        ended=first_ones.results.get("ended", 0),
+        open=services.promised.open,
+        median_error=_seconds(error),
+        last_kept=late,
+        last_median_error=_seconds(last_ones.median_error),
+        stretch=services.promised.stretch(served.name),
+        text=text if error is None else f"{text}, median error {rounded(error)}",
+    )
 
 
 PRESENT = {"pending": "starts at this moment", "running": "has started already", "stopping": "stops at this moment"}
