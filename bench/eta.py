@@ -32,7 +32,7 @@ from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 from fairlead.forecast.eta import SAMPLES, draw_futures, sum_up
 from fairlead.forecast.observed_past import ObservedPast
-from fairlead.sim.policy_files import NAMED
+from fairlead.sim.policy_files import NAMED, Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
 
@@ -76,14 +76,33 @@ def score(
 ) -> dict[str, Any]:
     """Return the figures. `every` has for each kind of prediction a number N: every N-th job gets one; 0 is never."""
     trace = read_traces([log], lambda path: None, jobs=jobs)
+    began = perf_counter()
+    promises, simulation, heads = predict(trace, NAMED[policy](trace), every, workers, samples, skip)
+    starts = _starts(simulation)
+    since = min((promise.now for promise in promises if promise.kind == "head"), default=0)
+    in_turn = [job for job in _in_turn(trace, starts, heads) if starts[job] >= since][:: every["head"] or 1]
+    return {
+        "log": log.name,
+        "policy": policy,
+        "seconds": round(perf_counter() - began, 1),
+        "submitted": _figures([p for p in promises if p.kind == "submitted"], starts),
+        "head": _figures([p for p in promises if p.kind == "head"], starts, len(in_turn)),
+        "reservations": {policy: _reservations(trace, heads, starts), "easy": reservations(trace, "easy")},
+        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline, p.planned) for p in promises],
+    }
+
+
+def predict(
+    trace: Trace, policy: Policy, every: Mapping[str, int], workers: int, samples: int, skip: int
+) -> tuple[list[Promise], Simulation, Heads]:
+    """Run a trace and return the promises that were made meanwhile."""
     watcher = ObservedPast()
-    simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
+    simulation = Simulation(trace, policy, observers=[watcher])
     partition = simulation.writer.partition
     promises: list[Promise] = []
     running: dict[int, tuple[int, Promise, list[bytes]]] = {}
     seen = dict.fromkeys(every, 0)
     heads = Heads(partition)
-    began = perf_counter()
 
     def collect(most: int) -> None:
         while len(running) > most:
@@ -149,18 +168,7 @@ def score(
     gc.freeze()
     simulation.run(None, watch)
     collect(0)
-    starts = _starts(simulation)
-    since = min((promise.now for promise in promises if promise.kind == "head"), default=0)
-    in_turn = [job for job in _in_turn(trace, starts, heads) if starts[job] >= since][:: every["head"] or 1]
-    return {
-        "log": log.name,
-        "policy": policy,
-        "seconds": round(perf_counter() - began, 1),
-        "submitted": _figures([p for p in promises if p.kind == "submitted"], starts),
-        "head": _figures([p for p in promises if p.kind == "head"], starts, len(in_turn)),
-        "reservations": {policy: _reservations(trace, heads, starts), "easy": reservations(trace, "easy")},
-        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline, p.planned) for p in promises],
-    }
+    return promises, simulation, heads
 
 
 def reservations(trace: Trace, policy: str) -> dict[str, Any]:

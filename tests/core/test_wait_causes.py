@@ -102,16 +102,16 @@ def test_broken_node() -> None:
 
 def test_limit_dependency_hold_and_begin() -> None:
     s = Scenario({"queues": {"root": {"default": {}, "q": {"limit": {"cpu": 2}}}}}, nodes=3)
-    s.submit("first", 50, queue="root.q")
+    first = s.submit("first", 50, queue="root.q")
     s.submit("limited", 10, queue="root.q")
-    s.submit("next", 10, after=["1"])
+    s.submit("next", 10, after=[first])
     s.submit("later", 10, begin=20)
     held = s.submit("held", 10, hold=True, user="ann")
     s.w.advance(5)
     s.w.release(held)
     s.w.advance(100)
     assert s.bill("limited") == {"at the limit of queue root.q": 50}
-    assert s.bill("next") == {"for job 1, after which it starts": 50}
+    assert s.bill("next") == {f"for job {first}, after which it starts": 50}
     assert s.bill("later") == {"until its time to begin": 20}
     assert list(s.bill("held").values()) == [5]
 
