@@ -206,6 +206,7 @@ def _formatted(text: str) -> str:
 # -- types of the web page ---------------------------------------------------------------------------------------
 
 PAGE = (
+    *(wire.DryRun, wire.Bill, wire.Waits, wire.PromisedStarts),
     *(wire.Job, wire.Task, wire.PastJob, wire.Waiting, wire.Eta, wire.WhatIf, wire.Timeline, wire.Lane, wire.Hold),
     *(wire.Promise, wire.Loan, wire.Node, wire.NodeTasks, wire.NodeMap, wire.MapChange, wire.PastMap, wire.PastQueues),
     *(wire.Pool, wire.Caller),

@@ -216,6 +216,21 @@ def test_a_waiting_job_has_a_start_remedies_and_a_story(browser: Any, tmp_path: 
             page.get_by_test_id("eta").get_by_text("starts in about").wait_for()
             page.get_by_test_id("remedies").get_by_text(re.compile("1 task of job .* ends")).wait_for()
             page.get_by_text("job submitted").or_(page.get_by_text("submitted")).first.wait_for()
+            page.get_by_role("button", name="Why so long?").click()
+            page.get_by_role("region", name="Bill").get_by_text(
+                "for nodes busy with jobs of queue root.default"
+            ).wait_for()
+            page.get_by_label("Number of nodes").fill("1")
+            page.get_by_label("Node or pool").fill("n1")
+            page.get_by_role("form", name="What if").get_by_role("button", name="Ask").click()
+            page.get_by_test_id("what-if").get_by_text(re.compile("A start now instead of a start in")).wait_for()
+            first, _ = site.as_owner.get("/api/v1/jobs").json()["jobs"][::-1]
+            site.as_owner.post(f"/api/v1/jobs/{first['id']}/kill")
+            site.report(first["id"], "stopped")
+            show(page, "waiting", ".card")
+            page.get_by_role("region", name="Promised starts").get_by_text("kept 0 % of 1 promises").wait_for()
+            page.get_by_role("region", name="Waits").get_by_role("button", name="Show").click()
+            page.get_by_role("region", name="Waits").get_by_text("for nodes busy").wait_for()
 
 
 def test_small_clusters_are_shown_with_names_and_tasks(browser: Any, tmp_path: Path) -> None:
@@ -445,6 +460,10 @@ def test_a_job_is_submitted_with_the_form(browser: Any, tmp_path: Path) -> None:
         with opened(browser, site.url, site.owner, view="jobs") as page:
             page.get_by_role("button", name="New job").click()
             form = page.get_by_role("form", name="New job")
+            form.get_by_label("CPUs of each").fill("5")
+            form.get_by_test_id("foretold").get_by_text("can never run").wait_for()
+            form.get_by_label("CPUs of each").fill("2")
+            form.get_by_test_id("foretold").get_by_text("it would start now on n1").wait_for()
             form.get_by_label("Command").fill("echo hello > out.txt")
             form.get_by_label("Memory").fill("lots")
             form.get_by_role("button", name="Submit").click()

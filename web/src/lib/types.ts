@@ -42,12 +42,34 @@ export interface Bar {
   outcome: string;
 }
 
+/** How long a job waited for what. The parts add up to the wait, to the microsecond. */
+export interface Bill {
+  job: string;
+  submitted: number;
+  since: number;
+  waited: number;
+  causes: WaitedFor[];
+  partly: WaitedFor[];
+}
+
 /** User, groups, role and scope of the caller's token. */
 export interface Caller {
   user: string;
   groups: string[];
   role: "user" | "operator" | "admin" | "join" | "manager";
   scope: Scope;
+}
+
+/** What the next cycle would do with a job, if it were submitted. */
+export interface DryRun {
+  partition: string;
+  queue: string;
+  starts: boolean;
+  never: string;
+  sentence: string;
+  placements: Placement[];
+  waiting: Waiting[];
+  eta: Eta | null;
 }
 
 /** The predicted start of a job, from several simulated futures with random run times and arrivals. */
@@ -275,6 +297,13 @@ export interface PastStage {
   time_limit: number | null;
 }
 
+/** Tasks of a stage that would start on a node. */
+export interface Placement {
+  stage: string;
+  node: string;
+  tasks: number;
+}
+
 /** A pool. `use` is null until the partition is ready. */
 export interface Pool {
   name: string;
@@ -323,6 +352,23 @@ export interface PoolUse {
   idle: number;
   ordered: number;
   disabled: number;
+}
+
+/** What came of the starts that were foretold. The first promise for each job counts, unless a field says "last". */
+export interface PromisedStarts {
+  since: number;
+  scored: number;
+  kept: number;
+  earlier: number;
+  later: number;
+  changed: number;
+  ended: number;
+  open: number;
+  median_error: number | null;
+  last_kept: number;
+  last_median_error: number | null;
+  stretch: number;
+  text: string;
 }
 
 export interface Queue {
@@ -449,6 +495,21 @@ export interface Timeline {
   complete: boolean;
 }
 
+/** The waits of a group of jobs. */
+export interface Waited {
+  group: Record<string, string>;
+  waited: number;
+  causes: WaitedFor[];
+}
+
+/** A part of a wait. */
+export interface WaitedFor {
+  cause: string;
+  of: string;
+  text: string;
+  seconds: number;
+}
+
 /** Why tasks of a stage wait. `position` 0 is the first in its lane; `code` is the machine-readable reason. */
 export interface Waiting {
   stage: string;
@@ -466,6 +527,13 @@ export interface Waiting {
   remedies: Remedy[];
   comes: string[];
   no_hold: string;
+}
+
+export interface Waits {
+  by: string[];
+  since: number;
+  until: number;
+  rows: Waited[];
 }
 
 /** The effect of a supposed change. Waits are in seconds: from now, or since the submission in a replay. */
