@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from fairlead.core.cycle import Cycle
 from fairlead.core.model import Job, Micros
 from fairlead.core.resources import SECOND
-from fairlead.core.state import Partition
 from fairlead.core.why.wait_causes import WaitCause
 from fairlead.testing import World
 from fairlead.views.bills import Bills
@@ -19,32 +16,22 @@ from tests.core.test_truth import AT_ONCE, FEW, MANY, Scene, Unchecked
 
 
 class Charged:
-    """An observer that has the bill of each job, in seconds."""
+    """Has the bill of each job, in seconds."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, float]] = {}
         self.partly: dict[str, dict[str, float]] = {}
-        self._bills = Bills(self._charge)
+        self.observer = Bills(self._charge)
 
     def _charge(self, job: Job, cause: WaitCause, partly: bool, start: Micros, end: Micros) -> None:
         bill = (self.partly if partly else self.of).setdefault(job.spec.name, {})
         bill[str(cause)] = bill.get(str(cause), 0) + (end - start) / SECOND
 
-    def began(self, partition: Partition) -> None:
-        pass
-
-    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        if decided.changes:
-            self._bills.look(decided.plan.partition, ())
-
-    def stopped(self, partition: Partition, why: str) -> None:
-        pass
-
 
 class Scenario:
     def __init__(self, config: dict[str, Any] | None = None, nodes: int = 1) -> None:
         self.bills = Charged()
-        self.w = World({"starving_after": "1d", **(config or {})}, observers=[self.bills])
+        self.w = World({"starving_after": "1d", **(config or {})}, observers=[self.bills.observer])
         self.w.nodes(nodes, cpu=2)
 
     def submit(self, name: str, seconds: int = 1, cpu: int = 2, count: int = 1, **fields: Any) -> str:

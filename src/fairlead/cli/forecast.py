@@ -149,6 +149,11 @@ class Changes(Common):
     policy: list[str] | None = option(
         f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"
     )
+    without: list[str] | None = option(
+        "Suppose that this user had submitted nothing, or that nothing had come to this queue, in the past; may be "
+        "repeated. Only with --replay.",
+        metavar="USER|QUEUE",
+    )
     replay: list[str] | None = option(
         "Compare with the jobs of the past, such as the last 7d, instead of the jobs that wait now.", metavar="AGE"
     )
@@ -169,6 +174,7 @@ def whatif(options: Changes) -> None:
         "priorities": _numbers(options.priority, "--priority", "JOB=N, such as 7=10"),
         "policy": _policy(_once(options.policy, "--policy")),
         "replay": time,
+        "without": list(options.without or ()),
     }
     document = {key: value for key, value in document.items() if value}
     if not document.keys() - {"replay"}:
@@ -216,6 +222,13 @@ def _print_comparison(found: WhatIf, replayed: bool) -> None:
         )
         if len(moved) > SHOWN:
             print_text(f"… and {len(moved) - SHOWN} more; --json prints all")
+    if found.waits_before or found.waits_after:
+        before, after = ({part.text: part.seconds for part in side} for side in (found.waits_before, found.waits_after))
+        causes = sorted({**before, **after}, key=lambda text: -max(before.get(text, 0), after.get(text, 0)))
+        print_table(
+            ("JOBS WAITED", "NOW", "WITH CHANGE"),
+            [(text, _wait(before.get(text, 0), False), _wait(after.get(text, 0), False)) for text in causes[:SHOWN]],
+        )
     if found.note:
         print_text(found.note)
 

@@ -39,7 +39,8 @@ class Shortcuts(Methods):
     def what_if(self, /, **changes: Any) -> wire.WhatIf:
         """Return how a supposed change would alter the start times of jobs. Only for operators.
 
-        The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`.
+        The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`
+        and `without`.
         """
         replay = changes.get("replay")
         if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from time import monotonic
 from typing import Any, Literal, get_args
 
 import msgspec
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from fairlead.core.changes import NodeSpec
@@ -25,11 +27,13 @@ from fairlead.forecast.eta import Sample, draw_futures, in_processes, sum_up
 from fairlead.forecast.recorded import PastJob
 from fairlead.forecast.recorded_trace import node_documents
 from fairlead.forecast.replica import Follower
+from fairlead.forecast.waits import LOOKS, Sums, add_wait, waited_for
 from fairlead.sim.figures import figures
 from fairlead.sim.policy_files import MAX_CANDIDATES, MODES, Policy, policy_of
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 from fairlead.sim.traces.trace import job_id
+from fairlead.views.bills import Bills
 from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
@@ -56,6 +60,8 @@ class Supposed(msgspec.Struct, frozen=True):
     priorities: tuple[tuple[str, int], ...]
     config: PartitionConfig | None
     """The configuration with the change; None if it stays the same."""
+    without: tuple[str, ...] = ()
+    """Users and queues whose jobs were not submitted; only for a replay."""
 
     def commands(self) -> list[Command]:
         commands: list[Command] = []
@@ -79,7 +85,7 @@ def compare(follower: Follower, question: WhatIfQuestion) -> dict[str, Any]:
 
 
 def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
-    """Read a supposed change: `add_nodes`, `remove_nodes`, `shares`, `priorities` and `policy`."""
+    """Read a supposed change: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy` and `without`."""
     read = Reader(document, "", "a what-if")
     nodes: list[tuple[str, NodeSpec]] = []
     for name, number in _mapping(read, "add_nodes").items():
@@ -109,11 +115,13 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
             raise Refused(f"priorities.{job}", f"job {job} is over; name a job that waits or runs")
         priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
     config = _config(read, partition)
-    read.get("replay")  # the server has read and checked it
+    without = read.texts("without")
+    if read.get("replay") is None and without:
+        raise Refused("without", "only jobs of the past can be left out; name a time in replay, too")
     read.close()
-    if not (nodes or removed or priorities or config):
+    if not (nodes or removed or priorities or config or without):
         raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
-    return Supposed(tuple(nodes), removed, tuple(priorities), config)
+    return Supposed(tuple(nodes), removed, tuple(priorities), config, without)
 
 
 def _mapping(read: Reader, key: str) -> Mapping[str, Any]:
@@ -302,21 +310,29 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
     config = present_config(partition)
     left = [(name, spec) for name, spec in nodes if name not in supposed.removed]
     sides = [(config, nodes), (supposed.config or config, [*left, *supposed.nodes])]
+    for at, name in enumerate(supposed.without):
+        if not any(_is_left_out(job, (name,)) for job in ended):
+            raise Refused(f"without[{at}]", f"no job of that time is of a user or in a queue {shown(name)}")
+    kept = [job for job in ended if not _is_left_out(job, supposed.without)]
     deadline = monotonic() + REPLAY_SECONDS
 
     def one(side: int) -> dict[str, Any]:
+        jobs, sums = (ended, kept)[side], Sums()
+        bills = Bills(partial(add_wait, sums), max(1, (ended[-1].at - ended[0].at) // LOOKS))
         settings, machines = sides[side]
         # As in the simulator's own policies, all tasks that may start at one instant start in one cycle.
         settings = replace(settings, settings=replace(settings.settings, max_placed=MAX_CANDIDATES))
-        trace = Trace("the past", [_arrival(job, ended[0].at) for job in ended], machines, LeftOut())
-        simulation = Simulation(trace, Policy("whatif", settings))
+        trace = Trace("the past", [_arrival(job, ended[0].at) for job in jobs], machines, LeftOut())
+        simulation = Simulation(trace, Policy("whatif", settings), observers=[bills])
         whole = simulation.run(None, lambda _: monotonic() > deadline)
         starts = {arrival.id: simulation.record.job(at).started for at, arrival in enumerate(trace.arrivals)}
-        return {"starts": starts, "figures": figures(simulation.record, "whatif", 0.0), "whole": whole, "side": side}
+        bills.close(simulation.now)
+        found = {"starts": starts, "figures": figures(simulation.record, "whatif", 0.0), "whole": whole, "side": side}
+        return found | {"waits": to_builtins(waited_for(sums))}
 
     before, after = sorted(in_processes(one, (0, 1), dict, 2), key=lambda result: int(result["side"]))
     rows = []
-    for job in ended:
+    for job in kept:
         old, new = before["starts"][job.id], after["starts"][job.id]
         rows.append(
             _row(
@@ -331,12 +347,19 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
         "jobs": [row for row in rows if _move(row) in MOVED][:MOST_JOBS],
         "compared": len(rows),
         "whole": before["whole"] and after["whole"],
+        "waits_before": before["waits"],
+        "waits_after": after["waits"],
         **{
             f"{key}_{when}": side["figures"][key]
             for when, side in (("before", before), ("after", after))
             for key in ("utilisation", "median_wait_s", "p95_wait_s", "max_wait_s", "mean_bounded_slowdown_10s")
         },
     }
+
+
+def _is_left_out(job: PastJob, without: Sequence[str]) -> bool:
+    """True if the user of a job, its queue or a queue above that is among names."""
+    return any(name == job.spec.user or f"{job.spec.queue}.".startswith(f"{name}.") for name in without)
 
 
 def _arrival(job: PastJob, first: Micros) -> Arrival:

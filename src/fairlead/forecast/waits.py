@@ -28,6 +28,12 @@ LOOKS = 500
 Sums = dict[WaitCause, Micros]
 
 
+def add_wait(sums: Sums, job: Job, cause: WaitCause, partly: bool, start: Micros, end: Micros) -> None:
+    """Add a time in which a job waited and none of its tasks ran; a `Charge` of bills."""
+    if not partly:
+        sums[cause] = sums.get(cause, 0) + end - start
+
+
 def bill(follower: Follower, question: BillQuestion) -> Any:
     """Return how long a job waited for what, while none of its tasks ran and while some did."""
     sums: dict[bool, Sums] = {False: {}, True: {}}
@@ -44,8 +50,8 @@ def bill(follower: Follower, question: BillQuestion) -> Any:
             submitted=question.submitted / SECOND,
             since=max(since, question.submitted) / SECOND,
             waited=_total(sums[False]),
-            causes=_rows(sums[False]),
-            partly=_rows(sums[True]),
+            causes=waited_for(sums[False]),
+            partly=waited_for(sums[True]),
         )
     )
 
@@ -73,7 +79,9 @@ def waits(follower: Follower, question: WaitsQuestion) -> Any:
             since=since / SECOND,
             until=until / SECOND,
             rows=[
-                wire.Waited(group=dict(zip(question.by, key, strict=True)), waited=_total(sums), causes=_rows(sums))
+                wire.Waited(
+                    group=dict(zip(question.by, key, strict=True)), waited=_total(sums), causes=waited_for(sums)
+                )
                 for key, sums in sorted(groups.items())
             ],
         )
@@ -122,7 +130,7 @@ def _total(sums: Sums) -> float:
     return sum(sums.values()) / SECOND
 
 
-def _rows(sums: Sums) -> list[wire.WaitedFor]:
+def waited_for(sums: Sums) -> list[wire.WaitedFor]:
     """Return the causes, the longest first."""
     return [
         wire.WaitedFor(cause=cause.kind, of=cause.of, text=str(cause), seconds=micros / SECOND)

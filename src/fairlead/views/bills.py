@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from fairlead.core.cycle import Cycle
 from fairlead.core.model import Job, Micros
 from fairlead.core.state import Partition
 from fairlead.core.why.wait_causes import WaitCause, wait_cause
@@ -15,8 +16,9 @@ Charge = Callable[[Job, WaitCause, bool, Micros, Micros], None]
 class Bills:
     """Follows a partition and charges the time for which jobs wait to causes.
 
-    A cause lasts until the next look at the job. Jobs that a record touches are looked at after it; the others after
-    each record too, or, with `every`, only after that time. Starts and ends of waits are exact in both cases.
+    It is fed with states by `look`, or as an observer of a writer. A cause lasts until the next look at the job. Jobs
+    that a record touches are looked at after it; the others after each record too, or, with `every`, only after that
+    time. Starts and ends of waits are exact in both cases.
     """
 
     def __init__(self, charge: Charge, every: Micros = 0) -> None:
@@ -45,6 +47,16 @@ class Bills:
         """Charge what jobs have waited until now."""
         for name in list(self._waiting):
             self._settle(name, now)
+
+    def began(self, partition: Partition) -> None:
+        self.look(partition, partition.jobs)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        if decided.changes:  # else there is no record, and a replay would not see the moment
+            self.look(decided.plan.partition, decided.plan.partition.touched.jobs)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
 
     def _settle(self, name: str, now: Micros) -> None:
         before = self._waiting.pop(name, None)

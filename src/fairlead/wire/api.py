@@ -257,6 +257,8 @@ class WhatIfDocument(Request, kw_only=True):
     policy: str | dict[str, Any] | UnsetType = UNSET
     """`fcfs`, `easy`, `shortest`, `conservative`, `learned`, or a configuration."""
     replay: Duration | UnsetType = UNSET
+    without: list[str] | UnsetType = UNSET
+    """Users and queues whose jobs are left out; only with `replay`."""
 
 
 class PriorityDocument(Request, kw_only=True):
@@ -861,6 +863,9 @@ class WhatIf(Answer, frozen=True, kw_only=True):
     utilisation_after: float | None
     """Used part of the GPUs; of the CPUs if there are no GPUs."""
     note: str
+    waits_before: list[WaitedFor] = []
+    waits_after: list[WaitedFor] = []
+    """In a replay: for what the jobs waited how long, all together."""
 
 
 class Done(Answer, frozen=True, kw_only=True):

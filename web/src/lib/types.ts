@@ -551,6 +551,8 @@ export interface WhatIf {
   utilisation_before: number | null;
   utilisation_after: number | null;
   note: string;
+  waits_before: WaitedFor[];
+  waits_after: WaitedFor[];
 }
 
 /** The changing properties of a node of a map, as an array. */
