@@ -75,7 +75,7 @@ def test_there_and_back(tmp_path: Path, database: str) -> None:
     answer = run(data, database)
     assert answer["copied"] == {
         **{"server-key": 1, "tokens": 1, "nodes": 0, "secrets": 1},
-        **{"jobs": 1, "attempts": 1, "used": 1, "copied": 1, "results": 0},
+        **{"jobs": 1, "attempts": 1, "used": 1, "copied": 1, "results": 0, "promised": 0},
         **{"cluster": 2, "partition/default": answer["copied"]["partition/default"], "partition/gone": 0},  # type: ignore[index]
         "removed/gone": 1,
     }

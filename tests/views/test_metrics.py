@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairlead.core.commands import AddNode, Command, Configure, Kill, MarkReady, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
+from fairlead.history.promised_starts import PromisedStarts
+from fairlead.history.store import History
 from fairlead.journal import MemoryJournal
 from fairlead.pools.pool_service import Figures
 from fairlead.testing import World
@@ -663,10 +665,13 @@ def test_what_is_counted_for_a_scrape() -> None:
     assert w.job(second).state == "running"
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
+def test_the_page_has_every_metric_and_no_other(tmp_path: Path) -> None:
     w = Watched({"rebalance_threshold": 1, "starving_after": "1s"})
     machines = Figures(w.metrics.registry)
     machines.begin("default", "gpu")
+    history = History(tmp_path / "history")
+    PromisedStarts(history, w.metrics.registry).reached("default", 0)
+    history.close()
     w.queue("root.a")
     w.queue("root.b")
     w.node("n1", cpu=1)

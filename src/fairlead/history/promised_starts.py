@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from math import ceil, exp, log
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -192,6 +192,8 @@ class PromisedStarts:
         self._open |= {(partition, row.number): Open(_promise(row), row.made) for row in rows}
         scores = [_promise(row).score(end.at) for row, end in reversed(scored) if end.what == "started"]
         self._scores[partition] = deque([score for score in scores if score is not None], NEWEST_SCORES)
+        for result in get_args(Result):
+            self._counted.labels(partition, result)
         reached = self._history.reached(partition, last)
         return last if reached is None else reached
 
