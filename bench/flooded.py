@@ -29,20 +29,20 @@ def world(seed: int) -> tuple[Trace, str]:
     rng = Random(seed)
     nodes = [(f"n{at}", NodeSpec(((CPU, rng.choice((4, 8)) * MILLI),))) for at in range(rng.randint(2, 8))]
     workload = Workload(
-        jobs=300,
+        jobs=150,
         seed=seed,
         load=rng.choice((50, 70, 90)),
         users=rng.randint(3, 12),
         singles=rng.choice((25, 60, 90)),
         shortest=10 * SECOND,
-        longest=rng.choice((30, 120, 600)) * MINUTE,
-        rhythm=rng.random() < 0.5,
+        longest=rng.choice((5, 20, 60)) * MINUTE,
+        rhythm=False,
     )
     arrivals = generate(workload, nodes, "extend")
     last = arrivals[-1].at
     for flood in range(rng.randint(1, 4)):
-        at, ran, user = rng.randint(last // 4, last), rng.randint(1, 30) * MINUTE, f"u{rng.randint(1, 12)}"
-        for number in range(rng.randint(30, 150)):
+        at, ran, user = rng.randint(last // 4, last), rng.randint(1, 10) * MINUTE, f"u{rng.randint(1, 12)}"
+        for number in range(rng.randint(20, 80)):
             took = max(SECOND, round(ran * rng.lognormvariate(0, 0.3)))
             stage = StageSpec("main", 1, 0, workload.task, estimate=rng.choice((2, 4)) * ran)
             name = f"flood{flood}-{number}"

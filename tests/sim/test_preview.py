@@ -817,6 +817,7 @@ def test_moves_of_a_start(before: float | str, after: float | str, move: str) ->
         ({"priorities": {"none": 1}}, "priorities.none", "there is no job"),
         ({"policy": "eazy"}, "policy", "did you mean easy"),
         ({"nodes": 1}, "nodes", "no such key"),
+        ({"without": ["ann"]}, "without", "only jobs of the past"),
     ],
 )
 def test_what_is_supposed_is_checked(cluster: Cluster, changes: dict[str, Any], field: str, problem: str) -> None:
@@ -841,6 +842,11 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
             cluster.report("second" if name == "first" else "third", "running")
     found = compared(cluster, replay=DAY, add_nodes={"n": 2})
     assert waits(found) == {"second": (600.0, 0.0), "third": (1200.0, 0.0)}
+    busy, behind = "for nodes busy with jobs of queue root.default", "behind other jobs of queue root.default"
+    assert {part["text"]: part["seconds"] for part in found["waits_before"]} == {busy: 1200.0, behind: 600.0}
+    assert found["waits_after"] == []
+    with pytest.raises(Refused, match=r'without\[0\].*queue "root.none"'):
+        compared(cluster, replay=DAY, without=["root.none"])
     document = trace_of(cluster)
     assert [job["stages"][0]["duration"] for job in document["jobs"]] == ["600s"] * 3
     from fairlead.sim.traces.own import read_document
@@ -848,6 +854,20 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
     trace = read_document(document, "past", "extend")
     assert len(trace.arrivals) == 3 and not trace.left_out
     assert dict(trace.nodes)["n"].capacity == (("cpu", 4000),)
+
+
+def test_the_past_without_a_user(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("flood", 4, user="bob")
+    cluster.submit("small", 4, run=False)
+    cluster.now += 10 * MINUTE
+    cluster.report("flood", "succeeded")
+    cluster.report("small", "running")
+    cluster.now += MINUTE
+    cluster.report("small", "succeeded")
+    found = compared(cluster, replay=DAY, without=["bob"])
+    assert (found["compared"], waits(found)) == (1, {"small": (600.0, 0.0)})
+    assert [part["seconds"] for part in found["waits_before"]] == [600.0] and not found["waits_after"]
 
 
 def exported(cluster: Cluster, since: Micros = 0) -> dict[str, Any]:
