@@ -265,7 +265,7 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     The second value is 0 for a node that would not take the task even if it were empty.
     """
     nodes, shape = partition.nodes, stage.shape
-    closed = out_of_use(partition, row) or _refuses(partition, shape, row) or _too_small(partition, shape, row)
+    closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _too_small(partition, shape, row)
     closed = closed or kept(partition, shape, row, own)
     if closed:
         return closed, 0
@@ -290,7 +290,7 @@ def _too_small(partition: Partition, shape: Shape, row: int) -> str:
     return ""
 
 
-def out_of_use(partition: Partition, row: int) -> str:
+def _out_of_use(partition: Partition, row: int) -> str:
     """Return why a node takes no tasks at all now; empty if it takes some."""
     nodes, node_id = partition.nodes, partition.nodes.node_id[row]
     if nodes.takes_until(row):

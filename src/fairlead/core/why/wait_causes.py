@@ -7,6 +7,8 @@ nodes, queues.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from fairlead.core.admission import held_back, refusal
@@ -18,7 +20,7 @@ from fairlead.core.model import Ask, Job, Stage
 from fairlead.core.node_fit import may_take
 from fairlead.core.state import Partition
 from fairlead.core.why import reasons
-from fairlead.core.why.explain import kept, ordered_for, out_of_use
+from fairlead.core.why.explain import kept, ordered_for
 from fairlead.core.why.never import never_fits, never_whole
 from fairlead.core.why.reasons import Reason, after_tasks
 
@@ -144,30 +146,32 @@ def _is_behind(partition: Partition, ask: Ask) -> bool:
 def _of_nodes(partition: Partition, ask: Ask, stage: Stage, wanted: int) -> WaitCause | None:
     """Return the cause if the tasks would fit with the nodes that are out of use, or without plans and holds."""
     nodes, shape = partition.nodes, stage.shape
-    usable = not (nodes.avoided or nodes.disconnected) and all([state == "up" for state in nodes.state])
-    if usable and not nodes.held and not partition.settings.backfills:
-        return None  # match would have started it
     whatif = WhatIf(partition)
-    free = held = broken = 0
-    for row in nodes.in_order():
+
+    def fitting(rows: Iterable[int]) -> int:
+        """Return how many of the tasks fit on nodes; no more are counted when all do."""
+        found = 0
+        for row in rows:
+            if found < wanted and may_take(nodes, row, shape):
+                found += whatif.slots(nodes.node_id[row], shape, 1 if shape.key.apart else wanted - found)
+        return found
+
+    away = [nodes.rows[node_id] for node_id in (*nodes.avoided, *nodes.disconnected)]
+    broken = dict.fromkeys([*(row for row in nodes.rows.values() if nodes.state[row] != "up"), *away])
+    mine = (ask.seq,)
+    held = {row: None for row in map(nodes.rows.__getitem__, nodes.held) if kept(partition, shape, row, mine)}
+    more = [fitting(row for row in held if row not in broken), fitting(broken)]
+    backfills = partition.settings.backfills
+    if not backfills and (not any(more) or sum(more) < wanted == 1):
+        return None  # match would have started it
+    if max(more) < wanted or backfills:  # else the tasks would fit on these nodes alone
+        free = fitting(row for row in nodes.in_order() if row not in broken and row not in held)
         if free >= wanted:
-            break
-        if not may_take(nodes, row, shape):
-            continue
-        fitting = whatif.slots(nodes.node_id[row], shape, 1 if shape.key.apart else wanted)
-        if not fitting:
-            continue
-        if out_of_use(partition, row):
-            broken += fitting
-        elif kept(partition, shape, row, (ask.seq,)):
-            held += fitting
-        else:
-            free += fitting
-    if free >= wanted:
-        return WaitCause("planned" if partition.settings.backfills else "turn")
-    if held and free + held >= wanted:
+            return WaitCause("planned" if backfills else "turn")
+        more = [free + more[0] if more[0] else 0, free + sum(more) if more[1] else 0]
+    if more[0] >= wanted:
         return WaitCause("held nodes")
-    return WaitCause("broken") if broken and free + held + broken >= wanted else None
+    return WaitCause("broken") if more[1] >= wanted else None
 
 
 def _of_queues(partition: Partition, job: Job) -> WaitCause:
