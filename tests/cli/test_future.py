@@ -213,7 +213,9 @@ def test_a_what_if_names_the_field_that_is_wrong(up: Up) -> None:
         with pytest.raises(fairlead.Problem) as refusal:
             client.what_if(bogus=1)
         assert refusal.value.field == "bogus"
-        assert refusal.value.detail.endswith("it has add_nodes, policy, priorities, remove_nodes, replay, shares, without")
+        assert refusal.value.detail.endswith(
+            "it has add_nodes, policy, priorities, remove_nodes, replay, shares, without"
+        )
 
 
 @pytest.mark.parametrize("replay", [0, "0s", float("nan"), float("inf")])
