@@ -128,6 +128,9 @@ FLOODS |= {
     "headers above 16 KiB": flood(sends(many(b"X: " + b"x" * 1000 + b"\r\n", 64)), 100),
     "10,000 header lines": flood(sends(many(b"a:b\r\n", 10_000)), 100),
     "one cookie of 10,000 parts": flood(sends(many(b"Cookie: " + b"a=b; " * 3_000 + b"\r\n", 1) * 10), 100),
+    "cookies with the key of a session": flood(
+        sends(many(b"Fairlead-Session: x\r\nCookie: " + b"a=b " * 3_500 + b"\r\n", 1) * 10), 100
+    ),
     "empty lines": flood(sends(b"\r\n" * (PIECE // 2)), 100),
     "chunks of one byte": flood(
         sends(b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 40_000), 100

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 
 import msgspec
 
@@ -71,15 +70,11 @@ class Sessions:
 
     def _parts(self, cookies: str) -> tuple[str, str, str] | None:
         """Return expiry, digest of the token, and signature of the session in a cookie; None if there is none."""
-        try:
-            value = SimpleCookie(cookies).get(self.cookie)
-        except CookieError:
-            return None
-        if value is None:
-            return None
-        until, _, rest = value.value.partition(".")
+        # Other servers of the host set cookies too. Parsing them all is slow, and strangers may send some.
+        _, _, rest = f"; {cookies}".partition(f"; {self.cookie}=")
+        until, _, rest = rest.partition(";")[0].partition(".")
         digest, _, mac = rest.partition(".")
-        return until, digest, mac
+        return (until, digest, mac) if mac else None
 
     def _mac(self, *parts: str) -> str:
         text = "\n".join(("web session", *parts)).encode(errors="replace")
