@@ -454,11 +454,11 @@ class Fleet:
     def stored(self) -> list[Stored]:
         """Return the attempts of the history, with the time that usage counts: see `usage_report`."""
         found: list[Stored] = []
-        for job, indices, attempt, started, ended, ran in self.ask(
-            "SELECT job, indices, attempt, started, ended, ran FROM fairlead.attempts"
+        for job, indices, attempt, outcome, started, ended, ran in self.ask(
+            "SELECT job, indices, attempt, outcome, started, ended, ran FROM fairlead.attempts"
         ):
             seconds = (min(ran, ended - started) if ran and started else ran or ended - (started or ended)) / 1e6
-            found += [Stored(job, index, attempt, seconds) for index in Ranges(json.loads(indices))]
+            found += [Stored(job, index, attempt, seconds, outcome == "lost") for index in Ranges(json.loads(indices))]
         return found
 
     def silences(self) -> list[tuple[float, list[str]]]:
