@@ -540,6 +540,7 @@ def users_of(folder: Path) -> Iterator[tuple[Path, People | None]]:
         yield found.folder, found
 
 
+@pytest.mark.long  # each kind of fault takes about 5 s
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
     kinds = 12 + (extracted(tmp_path / "before") is not None) + (os.geteuid() == 0)
     fleet = history(tmp_path, seed=2, faults=kinds, agents=2)
