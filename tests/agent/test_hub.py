@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from fairlead.core.commands import Configure, MoveNode
+from fairlead.core.commands import Command, Configure, MoveNode
 from fairlead.core.config import parse_partition
 from fairlead.core.ranges import count
 from fairlead.engines.agents import Agents
@@ -128,6 +128,37 @@ def test_an_agent_that_can_be_fenced_has_a_lease(tmp_path: Path, machine: str, f
             assert (await one.wait_for(wire.Welcome)).lease == lease
 
     tell(tmp_path, story, fence=fence)
+
+
+def test_others_go_on_while_a_node_lists_many_tasks(tmp_path: Path) -> None:
+    """All commands of its greeting were made and offered at once, which took seconds."""
+
+    async def story(plant: Plant) -> None:
+        known = tuple(Tasks(f"j{at}", at, "main", 1, (0, 1)) for at in range(5_000))
+        offered: list[int] = []
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        offer = plant.inbox.offer
+
+        def counted(command: Command) -> Any:
+            offered.append(turns)
+            return offer(command)
+
+        plant.inbox.offer = counted  # type: ignore[method-assign]
+        going_on = asyncio.create_task(others())
+        async with puppet(plant, msgspec.structs.replace(HELLO, running=known)) as one:
+            await one.wait_for(wire.Welcome)
+        going_on.cancel()
+        most = max(offered.count(turn) for turn in {*offered})
+        assert len(offered) > 5_000 and most <= 400
+
+    tell(tmp_path, story)
 
 
 def test_a_disconnected_node_gets_nothing_until_it_reconnects(tmp_path: Path) -> None:

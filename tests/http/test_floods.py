@@ -286,6 +286,9 @@ def test_a_message_that_is_too_long(site: Serving) -> None:
             await connection.send(encode(Beat(1, known)))
             with pytest.raises(AssertionError, match="at most 4 MiB"):
                 await receive(connection, Beaten)
+        async with joining(site) as connection:
+            refusal = await greet(connection, "a2", site.join_token(), Key(), running=known)
+            assert isinstance(refusal, Refusal) and "at most 4 MiB" in refusal.problem
 
     asyncio.run(story())
     assert alive(site)

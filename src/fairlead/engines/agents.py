@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from itertools import count as numbers
 from secrets import token_bytes, token_hex
 from time import monotonic
@@ -60,10 +61,23 @@ MARGIN = 1.5
 """Seconds after the end of a lease in which a keeper ends the tasks of a suspended spawner, and their processes die."""
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
+AT_ONCE = 200
+"""Commands of one message that are offered without a pause for others."""
+MAX_NOTES, MAX_NOTE = 20, 300
+"""Notes of an agent that are logged, and their characters."""
+MAX_MEETINGS = 1_000
+"""Ports of gangs that an agent names when it joins."""
 MOST_LOGGED = 300
 """Characters of a refused report in the log."""
 PASSING = frozenset(("conflict", "unavailable"))
 """Codes of temporary refusals: another agent has the node for now, or a disk is full."""
+
+
+def _decoded(data: bytes) -> wire.FromAgent:
+    """Decode a message of an agent that has proved its key."""
+    if len(data) > wire.MAX_LATER_BYTES:
+        raise Refused("message", f"it has {len(data)} bytes; at most 4 MiB are allowed")
+    return decode_from_agent(data)
 
 
 class Agents:
@@ -196,7 +210,7 @@ class Agents:
                 raise Refused("greeting", "an agent has to sign the challenge; start it with `fairlead agent --join`")
             peer = await self._credentials.admit(exchange, proof)
             connection.trust()
-            hello = decode_from_agent(await connection.recv())
+            hello = _decoded(await connection.recv())
         if not isinstance(hello, wire.Hello):
             raise Refused("greeting", "an agent has to greet after its proof; update it")
         convert.check_greeting(hello, peer)
@@ -251,7 +265,8 @@ class Agents:
             if peer.instance != peer.before:
                 await self._credentials.settle(peer)
             await self._join(led, attached, hello)
-            self._log("agent joined", {"partition": partition, "node": name, "notes": list(hello.notes)})
+            notes = [note[:MAX_NOTE] for note in hello.notes[:MAX_NOTES]]
+            self._log("agent joined", {"partition": partition, "node": name, "notes": notes})
             await self._listen(partition, led, attached)
         finally:
             sender.cancel()
@@ -305,16 +320,15 @@ class Agents:
         seen = led.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         seen.speaks = hello.speaks
-        for meeting in hello.meetings:
+        for meeting in hello.meetings[:MAX_MEETINGS]:
             led.orders.meet(meeting)
         greeted = Blocks((*hello.running, *hello.ended))
-        commands: list[Command] = [AddNode(name=name, spec=spec, operator=True)]
         times = (*hello.run_times, *(0 for _ in hello.running))
-        commands += [
+        running = (
             convert.command_of(name, wire.Report(tasks, "running", ran=(ran,)), confined=bool(attached.peer.users))
             for tasks, ran in zip(hello.running, times, strict=False)
-        ]
-        added, *answers = await self._offer(led, commands)
+        )
+        added, *answers = await self._offer(led, chain((AddNode(name=name, spec=spec, operator=True),), running))
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
         self._check_epoch(led, hello)
@@ -335,14 +349,14 @@ class Agents:
                 led.orders.work(partition, message, {}, standing=True),
             )
 
-        settings, running, work = await led.handle.read(look)
+        settings, known, work = await led.handle.read(look)
         seen.lost = False
         attached.put(convert.welcome(led.handle.epoch, settings, hello, self._lock))
         seen.tell_lease(convert.lease_of(settings))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
-        attached.running = Blocks(running)
+        attached.running = Blocks(known)
         await self._offer(led, self._missing(attached, greeted))
         await self._send_waiting(led)
 
@@ -378,10 +392,7 @@ class Agents:
         waiting: set[asyncio.Task[None]] = set()
         try:
             while led.attached.get(attached.node) is attached and attached.refusal is None:
-                data = await attached.connection.recv()
-                if len(data) > wire.MAX_LATER_BYTES:
-                    raise Refused("message", f"it has {len(data)} bytes; after the greeting at most 4 MiB are allowed")
-                message = decode_from_agent(data)
+                message = _decoded(await attached.connection.recv())
                 led.nodes[attached.node].heard = self._steady()
                 confirming = await self._receive(partition, led, attached, message)
                 if confirming is not None:
@@ -514,7 +525,9 @@ class Agents:
     async def _take(self, led: LedPartition, commands: Iterable[Command]) -> list[asyncio.Future[object]]:
         """Put commands into the inbox in order, and retry while it is full. Return where their answers arrive."""
         slots: list[asyncio.Future[object]] = []
-        for command in commands:
+        for at, command in enumerate(commands, 1):
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)  # let others go on
             while True:
                 try:
                     slots.append(asyncio.ensure_future(led.handle.offer(command)))

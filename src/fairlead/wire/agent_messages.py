@@ -19,7 +19,7 @@ SPEAKS = 3
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message."""
 MAX_LATER_BYTES = 4 << 20
-"""Largest message after the greeting of an agent, so that no message keeps the server from others for long."""
+"""Largest message of an agent, so that none keeps the server from others for long."""
 MAX_FIRST_MESSAGE_BYTES = 4096
 """Largest message before the agent has authenticated."""
 MAX_OUTPUT = 64 << 20
