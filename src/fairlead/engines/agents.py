@@ -77,7 +77,8 @@ def _decoded(data: bytes) -> wire.FromAgent:
     """Decode a message of an agent that has proved its key."""
     if len(data) > wire.MAX_LATER_BYTES:
         raise Refused("message", f"it has {len(data)} bytes; at most 4 MiB are allowed")
-    return decode_from_agent(data)
+    message: wire.FromAgent = decode_from_agent(data)
+    return message
 
 
 class Agents:
