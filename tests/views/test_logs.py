@@ -326,7 +326,7 @@ def test_lost_tasks_and_a_stage_that_is_short() -> None:
         warning("tasks lost", 0, job=job, **lost),
     ]
     w.advance(10)
-    short = "it was short of workers for 10s"
+    short = "it had too few tasks for 10s"
     assert w.lines() == [warning("gang start undone", 10, job=job, stage="w", tasks=1, reason=short)]
 
 

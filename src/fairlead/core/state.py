@@ -474,7 +474,7 @@ class Partition:
             ask.stage.set_ask(ask.kind, entry)
 
     def leave_lane(self, key: LaneKey, asks: int) -> None:
-        """Count asks that their stages have dropped as gone from their lane."""
+        """Count asks as gone from their lane, because their stages have dropped them."""
         lane = self.lanes[key]
         lane.drop(asks)
         if not lane.size:

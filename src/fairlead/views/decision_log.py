@@ -198,8 +198,8 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
                 tasks[gang] = tasks.get(gang, 0) + count(change.indices)
     within = format_duration(decided.plan.partition.settings.replace_within)
     for (job, name), reason in stopped.items():
-        # Without a task that ended in this cycle, the gang was short of workers for too long.
-        fields = {"tasks": tasks[job, name], "reason": reason or f"it was short of workers for {within}"}
+        # Without a task that ended in this cycle, the gang had too few tasks for too long.
+        fields = {"tasks": tasks[job, name], "reason": reason or f"it had too few tasks for {within}"}
         yield WARNING, "gang start undone", {"job": job, "stage": name, **fields}
 
 

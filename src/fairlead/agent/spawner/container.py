@@ -210,7 +210,7 @@ def _lacks(image: str, folder: str, target: str) -> bool:
 
 
 def _inside(root: str, target: str) -> str:
-    """Return a target with the links of the image followed within the new root, such as /run for /var/run."""
+    """Return the path of a target within the new root after its links are resolved, such as /run for /var/run."""
     path = ""
     for name in target.strip("/").split("/"):
         path += f"/{name}"
