@@ -377,7 +377,9 @@ class Rooms:
         total = 0
         for node_id in self.partition.nodes.rows:
             if node_id in mine:
-                total += min(mine[node_id], self.on(node_id, stage.shape))
+                # Which devices leave the other owners of a node enough is not decided here.
+                if not (stage.shape.devices and len(self.partition.nodes.held[node_id]) > 1):
+                    total += min(mine[node_id], self.on(node_id, stage.shape))
             elif node_id not in closed:
                 total += self.on(node_id, stage.shape)
         return total

@@ -229,3 +229,22 @@ def test_a_promise_waits_for_a_turn_that_another_cycle_gives() -> None:
     assert w.promises() == {("high", "w", "new"): [("n0", 1)]} and w.placements("many")
     w.advance(0)
     assert w.placements("high") == {("w", 0): "n0"}
+
+
+def test_halves_on_two_gpus_do_not_take_the_whole_one_that_another_hold_has() -> None:
+    """Both holds are on one node. The halves that are free would leave the other job no whole GPU, so they wait."""
+    queues = {"a": {"share": 50, "order": "fifo"}, "b": {"share": 50}}
+    config = {"starving_after": 5, "held_nodes_percent": 100, "recall_after": 0, "rebalance_after": 0, "preempt": "off"}
+    w = World({**config, "queues": {"root": queues}}, observers=[DoorChecker()])
+    w.node("n", cpu=8, gpu=2)
+    old = w.submit(name="old", queue="root.a", stages=[{"array": 4, "resources": {"cpu": 2, "gpu": 0.5}}])
+    w.cycle()
+    w.submit(name="halves", queue="root.b", stages=[{"count": 2, "resources": {"cpu": 1, "gpu": 0.5}}])
+    w.submit(name="gpu", queue="root.a", stages=[{"resources": {"cpu": 1, "gpu": 1}}])
+    w.submit(name="plain", queue="root.a", stages=[{"resources": {"cpu": 2}}])
+    w.advance(6)
+    assert {job for job, _, _ in w.holds()["n"]} == {"halves", "gpu", "plain"}
+    w.finish(old, "main", 0)
+    w.finish(old, "main", 2)
+    w.cycle()
+    assert [job for job in ("halves", "gpu", "plain") if w.placements(job)] == ["plain"]

@@ -547,3 +547,25 @@ def test_loans_stop_for_the_oldest_ask_of_a_queue_first() -> None:
     small = w.submit(queue="root.owner", stages=[stage])
     w.advance(120)
     assert w.placements(large) and not w.placements(small)
+
+
+def test_a_task_that_takes_two_slots_gets_both() -> None:
+    """Tasks on loan stop one after the other; the first slot is not lent again before the second is free."""
+    queues = {"owner": {"share": 50}, "flood": {"share": 50}}
+    w = World({"recall_after": 0, "rebalance_after": 5, "min_runtime": 1, "queues": {"root": queues}})
+    w.node("n0", cpu=2)
+    w.node("n1", cpu=2)
+    for number in range(8):
+        w.submit(name=f"f{number}", queue="root.flood", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    for number in range(4):
+        w.ignore_stops(f"f{number}")
+    w.submit(name="owner", queue="root.owner", stages=[{"resources": {"cpu": 2}}])
+    w.advance(7)
+    stopping = [a.stage.job.id for a in w.partition().allocations.values() if a.state == "stopping"]
+    assert len(stopping) == 2
+    w.finish(stopping[0])
+    w.advance(1)
+    w.finish(stopping[1])
+    w.advance(1)
+    assert w.job("owner").state == "running"

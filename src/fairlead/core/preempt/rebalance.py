@@ -48,7 +48,7 @@ def rebalance(plan: Plan, parent: Queue) -> Micros | None:
         if claim.places and partition.earmark_of(seq) is not None:
             plan.do(Released(seq, "running tasks stop for it instead"))
         job = claim.head.stage.job
-        # Single tasks stop for any tasks of the lane, a gang's victims for the gang.
+        # Tasks that are replaced one by one stop for any tasks of the lane.
         claimant = f"job {job.id}" if claim.places else f"queue {job.queue.path}"
         numbers = stop_victims(plan, claim.victims, claimant)
         stopped += sum(count(partition.allocations[number].indices) for number in numbers)
@@ -72,7 +72,7 @@ class Claim(NamedTuple):
     head: Ask
     victims: list[Victim]
     places: tuple[Place, ...]
-    """Empty for single tasks, and for a gang that nodes are kept for already."""
+    """Empty for single tasks of which each takes the place of one, and for an ask that nodes are kept for already."""
 
 
 class Balance:
@@ -174,14 +174,23 @@ class Balance:
             allowed = [(ask, tasks) for ask, tasks in allowed if held.get(id(ask))]
         lacking = sum(tasks for _, tasks in allowed)
         most_own = sum(tasks for ask, tasks in allowed if held.get(id(ask)))
-        self._let_end(head, own, lacking)
-        ending = self._last_let_end
-        fitting = self._free_capacity(stage, most_own, own) if own else 0
-        fitting += self._free_capacity(stage, lacking - fitting, {}) if not hidden else 0
-        fitting += self._free_crossing(stage, self._within(child, stage, lacking) - fitting, most_own, own)
+        let_end = self._let_end(head, own, lacking)
+        ending, saved = self._last_let_end, clearing.save()
+
+        def free(most: int) -> int:
+            fitting = self._free_capacity(stage, most_own, own) if own else 0
+            fitting += self._free_capacity(stage, most - fitting, {}) if not hidden else 0
+            return fitting + self._free_crossing(stage, self._within(child, stage, most) - fitting, most_own, own)
+
+        fitting = free(lacking)
+        places: tuple[Place, ...] = ()
+        if not (own or let_end) and len(clearing.chosen) - before > fitting > 0:
+            # Several tasks or gangs stop for one task: without a promise, others would take each part of their room.
+            clearing.restore(saved)
+            fitting, places = free(1), clearing.places_of()
         victims = clearing.chosen[before:]
         if victims:
-            self.claims.append(Claim(head, victims, ()))
+            self.claims.append(Claim(head, victims, places))
         if fitting:
             self._serve(head, victims, ending)
         self._use(child, stage, fitting)
