@@ -3,11 +3,13 @@
     python -m bench.owners table
     python -m bench.owners virtual-clusters philly.csv.gz
     python -m bench.owners starving KTH-SP2.swf.gz LANL-CM5.swf.gz
+    python -m bench.owners backfill KTH-SP2.swf.gz lublin_256.swf.gz --jobs 3000
 
 All of it is simulated, so the figures do not depend on the machine. `table` needs no file: loans of three lengths, and
 asks of four kinds, with default settings. `virtual-clusters` reads a table with the columns timestamp, duration,
 num_gpus and cluster, as the Philly trace has been published: each cluster is a queue whose share is its part of all
-GPU hours. `starving` varies `starving_after` on logs in the Standard Workload Format, and on such a table.
+GPU hours. `starving` varies `starving_after` on logs in the Standard Workload Format, and on such a table. `backfill`
+compares the modes of backfill with otherwise default settings, if all, half or none of the jobs have a time limit.
 """
 
 from __future__ import annotations
@@ -281,12 +283,39 @@ def _starved(trace: Trace, after: str, backfill: str) -> tuple[Waits, Waits, flo
 
 
 def _in_one_queue(arrival: Arrival) -> Arrival:
-
     return replace(arrival, spec=replace(arrival.spec, queue="root.all"))
 
 
 def _size(arrival: Arrival, resource: str) -> int:
     return sum(dict(stage.resources).get(resource, 0) * stage.count for stage in arrival.spec.stages)
+
+
+# -- backfill ----------------------------------------------------------------------------------------------------
+
+LIMITED = (100, 50, 0)
+"""Percent of the jobs that have a time limit."""
+
+
+def backfill(paths: Sequence[Path], jobs: int, modes: Sequence[str]) -> None:
+    """Print the waits of large and of small jobs, and the use, with and without backfill."""
+    for path in paths:
+        print(f"{path.name}, {jobs:,} jobs")
+        print(f"  {'limits':>6}  {'backfill':<13}{'large: mean':>15}{'small: mean':>15}{'used':>9}")
+        for percent in LIMITED:
+            for mode in modes:
+                random, read = Random(1), read_swf(open_lines(path), path.name, "kill")
+                arrivals = [_limited(arrival, random.randrange(100) < percent) for arrival in read.arrivals[:jobs]]
+                trace = Trace(read.name, arrivals, read.nodes, read.left_out)
+                large, small, used = _starved(trace, "10min", mode)
+                waits = f"{large.mean / 60:>11.0f} min{small.mean / 60:>11.0f} min"
+                print(f"  {percent:>4} %  {mode:<13}{waits}{used:>7.1f} %", flush=True)
+
+
+def _limited(arrival: Arrival, limited: bool) -> Arrival:
+    if limited:
+        return arrival
+    stages = tuple([replace(stage, estimate=None, time_limit=None) for stage in arrival.spec.stages])
+    return replace(arrival, spec=replace(arrival.spec, stages=stages))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -303,13 +332,19 @@ def main(arguments: Sequence[str]) -> None:
     logs.add_argument("files", type=Path, nargs="+")
     logs.add_argument("--jobs", type=int, default=1_500)
     logs.add_argument("--backfill", default="off")
+    modes = commands.add_parser("backfill")
+    modes.add_argument("files", type=Path, nargs="+")
+    modes.add_argument("--jobs", type=int, default=3_000)
+    modes.add_argument("--modes", nargs="+", default=("off", "easy"))
     options = parser.parse_args(arguments)
     if options.command == "table":
         table()
     elif options.command == "virtual-clusters":
         virtual_clusters(options.file, options.first_day, options.days, options.squeeze, options.gpus)
-    else:
+    elif options.command == "starving":
         starving(options.files, options.jobs, options.backfill)
+    else:
+        backfill(options.files, options.jobs, options.modes)
 
 
 if __name__ == "__main__":

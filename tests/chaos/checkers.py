@@ -332,7 +332,7 @@ class KeepingChecker:
 
 def check_conserving(partition: Partition) -> None:
     """Check that no lane head that may start waits although it fits. Free capacity is counted from the allocations."""
-    if not partition.readiness.ready or partition.settings.backfills:
+    if not partition.readiness.ready or partition.derived.forecast:
         return
     for lane in partition.lanes.values():
         head = lane.head()

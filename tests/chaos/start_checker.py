@@ -10,11 +10,12 @@ whole on the nodes kept for it and on unreserved nodes. It has an earlier turn
 - in another leaf, if at the level where the two paths differ its queue is below its entitlement and the other's is not.
   Tasks for which nodes are set aside until loans end count as use.
 
-Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
-since the first start. Some cases are left out, because a count of tasks does not decide them: as the ask that is passed
-over, jobs that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit
-`slots`, which counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started;
-partitions with `checks` of other packages, and queues with orders of other packages.
+Only the first ask of each lane that may start counts, and only if it could have started at every moment of the
+cycle since the first start. Some cases are left out, because a count of tasks does not decide them: as the ask that
+is passed over, jobs that start whole and stages with `near` or `apart`; everything while backfill knows the end of
+a task; across queues, the unit `slots`, which counts starts out beforehand; single tasks of a resource manager,
+which may be recovered and not started; partitions with `checks` of other packages, and queues with orders of other
+packages.
 """
 
 from __future__ import annotations
@@ -331,7 +332,7 @@ class _Turns:
         if (
             not started
             or _continues(change)
-            or self.partition.settings.backfills
+            or self.partition.derived.forecast
             or _may_be_recovered(self.partition, change)
         ):
             return

@@ -107,7 +107,7 @@ def test_a_check_follows_the_settings_that_it_reads(monkeypatch: pytest.MonkeyPa
     """Which checks apply is cached; a new setting empties the cache, whichever it is."""
     applies = Check(user_suspended, lambda partition, job: partition.settings.backfills)
     monkeypatch.setitem(CHECKS, "user_suspended", applies)
-    w = World(OBEYS)
+    w = World({**OBEYS, "backfill": "off"})
     w.nodes(4, cpu=4)
     first = w.submit(name="first", user="eve", stages=[stage()])
     w.cycle()

@@ -193,15 +193,66 @@ def test_other_shapes_may_use_what_the_head_does_not_need() -> None:
     assert w.job("memory").state == "running" and w.job("more").state == "pending"
 
 
-def test_without_estimates_small_jobs_pass_the_head() -> None:
+def test_no_task_passes_a_head_that_waits_for_tasks_without_a_known_end() -> None:
+    """Otherwise a flood of small tasks could pass it for ever. Other lanes go on, as without backfill."""
+    w = world()
+    w.node("n0", cpu=5, memory="8Gi")
+    w.submit(name="endless", stages=[stage(3)])
+    w.submit(name="known", stages=[stage(estimate=10)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(5)])
+    w.submit(name="next", stages=[stage(estimate=1)])
+    w.submit(name="other", stages=[{"resources": {"cpu": 1, "memory": "1Gi"}, "estimate": 1}])
+    w.cycle()
+    assert [w.job(name).state for name in ("head", "next", "other")] == ["pending", "pending", "running"]
+
+
+def test_tasks_pass_a_head_that_waits_for_a_node_if_all_ends_are_known() -> None:
     w = world()
     w.node("n0", cpu=4)
-    w.submit(name="now", stages=[stage(3)])
-    w.advance(0)
-    w.submit(name="head", stages=[stage(4)])
-    w.submit(name="next", stages=[stage()])
+    w.node("n1", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.disable("n1")
     w.cycle()
-    assert w.job("next").state == "running"
+    w.submit(name="head", stages=[stage(8, estimate=100)])
+    w.submit(name="next", stages=[stage(estimate="2h")])
+    w.cycle()
+    assert (w.job("head").state, w.job("next").state) == ("pending", "running")
+
+
+def test_the_first_ask_whose_start_is_known_is_planned() -> None:
+    """A head waits for a node with an endless task; behind it, in another lane, one is planned and not delayed."""
+    w = world()
+    w.node("gpus", cpu=1, gpu=1)
+    w.node("n0", cpu=4)
+    w.submit(name="endless", stages=[{"resources": {"cpu": 1, "gpu": 1}}])
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.cycle()
+    w.submit(name="gpu", stages=[{"resources": {"gpu": 1}}])
+    w.submit(name="head", stages=[stage(4)])
+    w.submit(name="long", stages=[stage(estimate=101)])
+    w.cycle()
+    assert w.explain("long")[0].reason == WouldDelay("head", 100 * SECOND)
+    w.submit(name="short", stages=[stage(estimate=100)])
+    w.cycle()
+    assert (w.job("long").state, w.job("short").state) == ("pending", "running")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(1, 6), st.booleans()), max_size=25))
+def test_without_known_ends_it_decides_as_without_backfill(drawn: list[tuple[int, int, int, bool]]) -> None:
+    def run(mode: str) -> list[dict[str, str]]:
+        w = World(config={"backfill": mode, "starving_after": 20})
+        w.node("n0", cpu=8)
+        w.node("n1", cpu=6)
+        states = []
+        for number, (wait, tasks, runs, gang) in enumerate(drawn):
+            spec = {"count": tasks, "duration": runs, "resources": {"cpu": 1 + number % 2}}
+            w.submit(name=f"j{number}", user=f"u{number % 3}", stages=[spec if gang else {**spec, "min": 1}])
+            w.advance(wait)
+            states.append({job.id: job.state for job in w.partition().jobs.values()})
+        return states
+
+    assert run("off") == run("easy")
 
 
 def test_a_time_limit_will_do_for_an_estimate() -> None:
@@ -256,8 +307,20 @@ def test_an_array_takes_what_is_to_spare() -> None:
     assert len(w.placements("array")) == 2
 
 
-def test_off_by_default() -> None:
+def test_easy_by_default() -> None:
     w = World()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.submit(name="endless", stages=[stage()])
+    w.submit(name="short", stages=[stage(estimate=1)])
+    w.cycle()
+    assert (w.job("endless").state, w.job("short").state) == ("pending", "running")
+
+
+def test_without_backfill_no_ask_passes_the_head_of_its_lane() -> None:
+    w = World({"backfill": "off"})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
     w.advance(0)

@@ -188,7 +188,7 @@ def test_what_is_kept_back_for_an_ask_that_is_gone(m: Machine, monkeypatch: pyte
 def owner_beside_loans(seconds: float, **settings: str) -> World:
     """A world in which loans of some length fill a node, and an owner of half of it waits."""
     queues = {"root": {"a": {"share": 60}, "b": {"share": 40}}}
-    config = {"queues": queues, "starving_after": "2d", **settings}  # no node is held for a borrower
+    config = {"queues": queues, "starving_after": "2d", "backfill": "off", **settings}  # no node is held for a borrower
     w = World(config, observers=[LoanChecker()])
     w.nodes(1, cpu=4)
     for at in range(80):

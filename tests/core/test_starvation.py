@@ -36,7 +36,7 @@ class Stream:
 
     def __init__(self, seed: int, **config: Any) -> None:
         self.random = Random(seed)
-        self.w = World({"starving_after": STARVING, "hold_for": "1h", **config})
+        self.w = World({"starving_after": STARVING, "hold_for": "1h", "backfill": "off", **config})
         self.w.nodes(NODES, cpu=CPU)
         self.waiting: list[str] = []
         self.number = 0

@@ -485,7 +485,7 @@ def test_a_head_without_room_holds_up_its_own_lane_only() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_head_without_room_that_is_now_over_its_limit_does_not_block_its_lane(at_once: bool) -> None:
-    w = World()
+    w = World({"backfill": "off"})
     w.queue("root.a", limit={"cpu": 4})
     w.node("n0", cpu=3)
     w.node("n1", cpu=2)

@@ -121,7 +121,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         held_nodes_percent=read.count("held_nodes_percent", default.held_nodes_percent, 0, 100),
         hold_large=read.flag("hold_large", default.hold_large),
         hold_for=read.duration("hold_for", default.hold_for),
-        backfill=_backfill(read),
+        backfill=_backfill(read, default.backfill),
         preempt_grace=read.duration("preempt_grace", default.preempt_grace),
         rebalance_threshold=read.optional_count("rebalance_threshold", 0, 100),
         rebalance_after=read.duration("rebalance_after", default.rebalance_after),
@@ -155,10 +155,10 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
     return PartitionConfig(settings, queues, pools)
 
 
-def _backfill(read: Reader) -> Backfill:
+def _backfill(read: Reader, default: Backfill | bool) -> Backfill:
     if read.get("backfill") is True:
         raise Refused(read.at("backfill"), f"true is not one of {', '.join(BACKFILL_MODES)}; write easy")
-    return cast(Backfill, read.choice("backfill", BACKFILL_MODES, "off"))
+    return cast(Backfill, read.choice("backfill", BACKFILL_MODES, str(default)))
 
 
 def _share_memory(read: Reader) -> Micros:

@@ -118,7 +118,7 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
             scaled.append(change)
         if partition.managers and (manager := change.manager_to_notify(partition, before)):
             events.setdefault(manager, []).extend(_events(partition, change.news(partition, before)))
-    for_pools = _for_pools(partition, scaled)
+    for_pools = _for_pools(partition, scaled) if scaled else []
     if not numbers and not events and not strays:
         return [*for_pools]
     allocations = [partition.allocations[number] for number in sorted(numbers) if number in partition.allocations]

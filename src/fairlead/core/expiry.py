@@ -73,16 +73,20 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
 
     Without `forgetting`, the removal of old records does not count, because it can wait for the next cycle.
     """
-    derived, readiness = partition.derived, partition.readiness
+    derived, nodes, readiness = partition.derived, partition.nodes, partition.readiness
     times: list[Micros] = [FAR]
-    if forgetting:
-        times += [ended_at + partition.settings.keep_ended for ended_at, _, _ in derived.forgetting[:1]]
-        times += [expires for expires, _, _ in derived.expiring[:1]]
-    times += [until for name, until in derived.begins.items() if not partition.jobs[name].over]
-    times += partition.nodes.avoided.values()
-    times += [closure.until for closure in partition.closures.values()]
-    times += [partition.nodes.closed_until[node_id] for node_id in _closed(partition)]
-    times += [partition.nodes.closing[node_id] for node_id in _closing(partition)]
+    if forgetting and derived.forgetting:
+        times.append(derived.forgetting[0][0] + partition.settings.keep_ended)
+    if forgetting and derived.expiring:
+        times.append(derived.expiring[0][0])
+    if derived.begins:
+        times += [until for name, until in derived.begins.items() if not partition.jobs[name].over]
+    if nodes.avoided:
+        times += nodes.avoided.values()
+    if partition.closures or nodes.closed_until or nodes.closing:
+        times += [closure.until for closure in partition.closures.values()]
+        times += [nodes.closed_until[node_id] for node_id in _closed(partition)]
+        times += [nodes.closing[node_id] for node_id in _closing(partition)]
     if readiness.ready:
         times += _due_if_ready(partition)
     else:
@@ -94,14 +98,17 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
 
 def _due_if_ready(partition: Partition) -> list[Micros]:
     _drop_old_timers(partition)
-    times = [when for when, _ in partition.derived.timers[:1]]
-    times += [_short_until(partition, since) for since in partition.derived.short.values()]
+    times = [starving_due(partition), recall_due(partition), claims_due(partition), plan_due(partition)]
+    if partition.derived.timers:
+        times.append(partition.derived.timers[0][0])
+    if partition.derived.short:
+        times += [_short_until(partition, since) for since in partition.derived.short.values()]
     if partition.nodes.held:
         times += kept_due(partition)
-    times += (starving_due(partition), recall_due(partition), claims_due(partition), plan_due(partition))
     if partition.uneven:
         times += shares_due(partition)
-    times += demand_due(partition)
+    if partition.pools or partition.orders:
+        times += demand_due(partition)
     return times
 
 

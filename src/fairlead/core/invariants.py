@@ -174,8 +174,9 @@ def _check_counts(partition: Partition, job: Job) -> None:
                     raise InvariantBroken(
                         f"job {job.id} stage {stage.name}: pending tasks without an ask, or an ask without tasks"
                     )
-        if total != stage.size and (total < stage.size or not running):
-            raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {stage.size}")
+        size = stage.size if stage.terms.absent else stage.count
+        if total != size and (total < size or not running):
+            raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {size}")
         live += running
     if bool(live) != (job.allocations > 0) or (job.ended_at is not None) != JOB.terminal(job.state):
         raise InvariantBroken(f"job {job.id} is {job.state} with {job.allocations} allocations")

@@ -16,7 +16,7 @@ UNSEEN = (-1, -1)
 class Verdict:
     """The result of match for a lane in which nothing can start. The lane sleeps until the result may change."""
 
-    __slots__ = ("bounded", "joined", "limited", "no_capacity", "turns", "versions")
+    __slots__ = ("bounded", "closed", "joined", "limited", "no_capacity", "turns", "versions")
 
     def __init__(self) -> None:
         self.versions: tuple[int, int] = UNSEEN
@@ -25,6 +25,8 @@ class Verdict:
         """The first ask that was allowed to start and found no capacity."""
         self.bounded = False
         """True if a limit may refuse that ask later, so that asks behind it can start."""
+        self.closed = False
+        """True if asks behind the one without capacity were not tried."""
         self.limited: Ask | None = None
         """The first ask that was over a limit."""
         self.turns: tuple[int, Micros, list[Account | None]] | None = None
@@ -74,6 +76,7 @@ class Memory:
 
     __slots__ = (
         "backfill",
+        "backfilled",
         "checked_earmarks",
         "claims_at",
         "ever",
@@ -102,6 +105,8 @@ class Memory:
         """Held node → until when the last match lent it to tasks that end in time."""
         self.backfill: object = None
         """With backfill, data of the last match that the next one can use."""
+        self.backfilled = False
+        """True if asks were allowed to pass one without capacity in the last match."""
         self.scaling = DemandMemory()
         self.ever: tuple[tuple[int, int, str], Vector] | None = None
         """The versions of nodes and pools and the manager, and the result of `never.capacity_ever` for them."""

@@ -28,7 +28,7 @@ def learn_mix(plan: Plan) -> None:
     """Learn what jobs ask for, if enough jobs came since the mix was last learnt."""
     partition = plan.partition
     partition.use_index()
-    if learns_mix(partition):
+    if (partition.nodes.with_gpus or partition.pools) and learns_mix(partition):
         job, known = partition.counters.job, partition.mix.upto
         if job - known >= min(PERIOD, max(1, known - 1)) and job > 1:
             plan.do(MixLearnt(mixed(partition)))

@@ -412,8 +412,11 @@ class Stage(msgspec.Struct, eq=False):
     @property
     def needed(self) -> int:
         """Return the number of tasks that must be live together, at most those that have not ended."""
-        least = self.terms.min or self.count
-        left = self.size - self.done() if self.ended else self.size
+        terms = self.terms
+        least = terms.min or self.count
+        left = self.size if terms.absent else self.count
+        if self.ended:
+            left -= self.done()
         return least if least < left else left
 
     @property

@@ -46,7 +46,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     held_nodes_percent: int = 50
     hold_large: bool = True
     hold_for: Micros = 24 * HOUR
-    backfill: Backfill | bool = "off"
+    backfill: Backfill | bool = "easy"
     """Journals of earlier versions contain True for `easy` and False for `off`."""
     preempt_grace: Micros = 30 * SECOND
     rebalance_threshold: int | None = None

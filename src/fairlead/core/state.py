@@ -174,6 +174,16 @@ class Partition:
         self.retime()
         self.wake_all_lanes()
 
+    @property
+    def backfills(self) -> bool:
+        """True if asks may pass one without capacity now: with `backfill`, unless no task that runs has a known end."""
+        return self.derived.forecast is not None and (bool(self.derived.forecast) or not self.allocations)
+
+    @property
+    def knows_all_ends(self) -> bool:
+        """With `backfill`, True if each running task is expected to end at a known time."""
+        return self.derived.forecast is not None and len(self.derived.forecast) == len(self.allocations)
+
     def use_index(self) -> None:
         """Use the index of nodes for the placement in the settings. Prices are for nodes with GPUs, so that without any
         the index is that of `pack`."""
@@ -492,7 +502,7 @@ class Partition:
         owner = self.ask_of_earmark(earmark)
         if owner is not None:
             self.lanes[lane_key(owner)].stir()  # the owner may fit now, with nodes that other asks cannot use
-        if self.settings.backfills:
+        if self.backfills:
             self.wake()  # plans may depend on these nodes
 
     def remove_earmark(self, earmark: Hold | Promise) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from fairlead.core.ahead.easy import is_planned
 from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import gang_size
@@ -200,8 +201,8 @@ def _later_hold(partition: Partition, ask: Ask, reason: Reason | None, now: Micr
         holders = tuple(chance.holders[:NAMED])
         yield Coming("nodes can be held for it once none are held for {jobs}", holders, len(chance.holders))
     elif chance.possible and now < when <= now + DAY:
-        backfills = partition.settings.backfills
-        smaller = "tasks that fit and do not delay it (backfill)" if backfills else "smaller tasks that fit"
+        kept_back = is_planned(partition, ask)
+        smaller = "tasks that fit and do not delay it (backfill)" if kept_back else "smaller tasks that fit"
         held = f"if it still waits in {shortened(when - now - 1)} (starving_after), nodes are held for it"
         yield Coming(f"{held}; until then {smaller} may start before it")
 

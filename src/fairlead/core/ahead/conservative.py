@@ -33,20 +33,26 @@ class Conservative(Backfill):
     def last_planned(self) -> Micros | None:
         return self._last
 
-    def block(self, ask: Ask, reason: NoCapacity) -> None:
+    def block(self, ask: Ask, reason: NoCapacity) -> bool:
         if self.head is None:
-            super().block(ask, reason)
+            self._plan_head(ask, reason)
             forecast = self.plan.partition.derived.forecast
             assert forecast is not None
             self._timeline = Timeline(self.plan.partition, self.plan.now, forecast)
         self._reserve_for(ask)
+        return True
 
-    def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
+    def start(
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int, own: bool
+    ) -> tuple[int, Reason | None]:
         if self.head is None or ask is self.head:
-            return starter.start(lane, ask, together, most)
-        placed, reason = self._start_beside(starter, lane, ask, together, most)
+            return starter.start(lane, ask, together, most, own)
+        placed, reason = self._start_beside(starter, lane, ask, together, most, own)
         self.plan.note("backfilled", placed)
         return placed, reason
+
+    def plans(self, ask: Ask) -> bool:
+        return self._planned_asks.get(ask.seq) is not None
 
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
         return LATE if self._is_full() else TRY
@@ -75,7 +81,7 @@ class Conservative(Backfill):
         return timeline is not None and (len(self._planned_asks) >= MAX_PLANNED or timeline.looks >= MAX_LOOKS)
 
     def _start_beside(
-        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int, own_only: bool
     ) -> tuple[int, Reason | None]:
         timeline, now = self._timeline, self.plan.now
         assert timeline is not None

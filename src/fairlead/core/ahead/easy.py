@@ -29,6 +29,9 @@ from fairlead.core.why.reasons import NoCapacity, Reason, WouldDelay
 LATENESS: Micros = HOUR
 """With learned estimates, which may be too short: the longest time by which other asks may delay the head."""
 
+MAX_TRIES = 10
+"""After this number of asks whose start cannot be planned, no further one is tried as head in a round."""
+
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
 NO_CAPACITY: Prospect = 1
@@ -56,6 +59,8 @@ class Backfill:
         """(Accounts, preemptible, shape) → True if such an ask can wait only for capacity."""
         self._versions: tuple[int, ...] = ()
         self._began: Micros = plan.now
+        self._tries = 0
+        """The number of asks that were tried as head."""
 
     @property
     def when(self) -> Micros | None:
@@ -72,10 +77,20 @@ class Backfill:
         """The number of further tasks of the head's shape that fit at the planned time."""
         return 0 if self._reserve is None else self._reserve.spare
 
-    def block(self, ask: Ask, reason: NoCapacity) -> None:
-        """Record an ask without capacity. The first such ask becomes the head and gets a planned time."""
-        if self.head is not None:
-            return
+    def block(self, ask: Ask, reason: NoCapacity) -> bool:
+        """Record an ask without capacity. The first one whose start can be planned becomes the head.
+
+        False if it waits for tasks of which no end is known. It then closes its lane, as without backfill: more such
+        tasks must not pass it for ever. If all ends are known, it waits for nodes, which no other ask can delay.
+        """
+        if self.head is None and self._tries < MAX_TRIES:
+            self._tries += 1
+            self._plan_head(ask, reason)
+            if self.when is None:
+                self.head = self._reserve = self._guard = self._shape = self.plan.planned = None
+        return self.head is not None or self.plan.partition.knows_all_ends
+
+    def _plan_head(self, ask: Ask, reason: NoCapacity) -> None:
         self.head = ask
         self._reserve = Reserve(self.plan, ask, self.plan.partition.derived.forecast)
         self._reserve.plan_earliest(reason.fitting)
@@ -106,12 +121,14 @@ class Backfill:
             guard.plan_earliest(fitting)
         return guard if guard.when is not None else None
 
-    def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
-        """Start an ask in its turn, unless it is behind the head and would delay it."""
+    def start(
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int, own: bool
+    ) -> tuple[int, Reason | None]:
+        """Start an ask in its turn, unless it is behind the head and would delay it; see `Starter.start`."""
         if self.head is None or ask is self.head:
-            placed, reason = starter.start(lane, ask, together, most)
+            placed, reason = starter.start(lane, ask, together, most, own)
         else:
-            placed, reason = self._start_beside(starter, lane, ask, together, most)
+            placed, reason = self._start_beside(starter, lane, ask, together, most, own)
             self.plan.note("backfilled", placed)
         if isinstance(reason, NoCapacity) and not ask.whole:
             self._full[lane] = (reason.wanted, reason.fitting)
@@ -119,6 +136,10 @@ class Backfill:
             wanted, left = self._full[lane]
             self._full[lane] = (wanted, left - placed)
         return placed, reason
+
+    def plans(self, ask: Ask) -> bool:
+        """True if asks that would delay the planned start of an ask are kept back."""
+        return ask is self.head and self.when is not None
 
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
         """Predict, without a try, whether an ask can start in this cycle."""
@@ -258,7 +279,7 @@ class Backfill:
         return self.when is not None and ends_in_time(self.plan.now, run_time(self.plan.partition, ask), self.when)
 
     def _start_beside(
-        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int, own_only: bool
     ) -> tuple[int, Reason | None]:
         before, late = starter.before(ask.stage.job), self._could_delay(ask)
         same_shape = not ask.whole and ask.stage.shape is self._shape
@@ -271,7 +292,7 @@ class Backfill:
         # The plan of the head does not count on nodes that are earmarked for the ask.
         earmark = self.plan.partition.earmark_of(ask.seq)
         own = () if earmark is None else earmark.nodes
-        placed, reason = starter.start(lane, ask, together, most)
+        placed, reason = starter.start(lane, ask, together, most, own_only)
         if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
             return 0, self._delays or self._would_delay()
@@ -326,6 +347,11 @@ def why_passed(partition: Partition, ask: Ask) -> Reason | None:
     """Return why the last match did not try a waiting ask."""
     backfill, lane = partition.memory.backfill, partition.lanes.get(lane_key(ask))
     return backfill.why_passed(lane, ask) if isinstance(backfill, Backfill) and lane is not None else None
+
+
+def is_planned(partition: Partition, ask: Ask) -> bool:
+    """True if asks that would delay an ask are kept back for it."""
+    return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.plans(ask)
 
 
 def planned_before(partition: Partition, ask: Ask) -> tuple[int, ...]:

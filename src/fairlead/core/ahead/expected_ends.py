@@ -71,6 +71,9 @@ class Forecast:
             del self._ends[bisect_left(self._ends, (entry[0], allocation.id))]
             self.version += 1
 
+    def __len__(self) -> int:
+        return len(self._ends)
+
     def is_late(self, now: Micros) -> bool:
         """True if an allocation should have ended already."""
         return bool(self._ends) and self._ends[0][0] <= now

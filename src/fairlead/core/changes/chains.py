@@ -66,7 +66,7 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
             front.chain = front.id
             partition.link(front)
         completed = take(partition, stage, self.kind, self.indices)
-        if completed is not None and partition.settings.backfills:
+        if completed is not None and partition.backfills:
             partition.wake()  # other asks may have been kept back for it
         partition.book(
             Allocation(

@@ -197,7 +197,7 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
         short_since = stage.short_since
         TASK.check("pending", self.outcome)
         cancelled = take(partition, stage, self.kind, self.indices)
-        if cancelled is not None and partition.settings.backfills:
+        if cancelled is not None and partition.backfills:
             partition.wake()  # other asks may have been kept back for it
         _end(stage, self.outcome, self.indices)
         partition.update_short(stage)

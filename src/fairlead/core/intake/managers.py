@@ -412,7 +412,7 @@ def _book(plan: Plan, stage: Stage, index: int, node_id: int, read: Reader) -> N
     devices = overbook_devices(nodes.devices[row], nodes.gpus[row], shape.devices, shape.device_milli)
     attempt, first = stage.next_attempt(block), partition.counters.allocation
     plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, (Part(node_id, block, devices),)))
-    if partition.settings.backfills:
+    if partition.backfills:
         partition.wake()  # other asks may have been kept back for it
 
 

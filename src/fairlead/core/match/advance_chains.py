@@ -147,7 +147,7 @@ def _send(plan: Plan, front: Allocation, most: int, slots: int) -> int:
             attempt = stage.next_attempt(block)
             plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, slots))
             # Asks behind a completed ask have not had their turn. With backfill, any ask may be kept back for it.
-            plan.more |= stage.asks[kind] is None and partition.settings.backfills
+            plan.more |= stage.asks[kind] is None and partition.backfills
     lane = partition.lane_of(stage)
     plan.more = plan.more or (lane is not None and lane.memory.verdict is None)
     return most - max(left, 0)

@@ -49,7 +49,7 @@ class AwakeLanes:
             self._wake(key, lane)
         if not self.by_queue:
             return
-        if self._partition.settings.backfills:
+        if self._partition.backfills:
             self._wake_all()
         elif self._partition.nodes.held or claims is not None:
             # Nodes released and claims made during this match can let an ask of a sleeping lane start.
@@ -90,8 +90,7 @@ class AwakeLanes:
         partition, verdict = self._partition, lane.memory.verdict
         if verdict is None or _is_void(partition, lane, verdict):
             return "awake"
-        backfills = partition.settings.backfills
-        if verdict.joined and not backfills and not partition.nodes.closing and lane.all_behind(verdict):
+        if verdict.joined and verdict.closed and not partition.nodes.closing and lane.all_behind(verdict):
             verdict.joined.clear()
         may_claim = self._claims is not None and self._claims.may_make(lane, untried=True)
         if may_claim or verdict.joined:
@@ -103,7 +102,7 @@ class AwakeLanes:
         # If the ask without capacity is not the head, the asks before it may be allowed to start by now.
         if ask is None or verdict.versions[1] != versions[1] or ask is not lane.head():
             return "awake"
-        if backfills or not self._is_full(lane, ask):
+        if partition.backfills or not self._is_full(lane, ask):
             return "capacity"
         if tried:  # one of its tasks started in this cycle, which removed its reason
             self._plan.note_reason(ask, NoCapacity(gang_size(ask), 0))

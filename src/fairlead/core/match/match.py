@@ -40,10 +40,10 @@ def match(plan: Plan) -> None:
     if partition.memory.replan_at <= partition.now or has_turned_late(partition):
         partition.memory.replan_at = FAR
         partition.wake_all_lanes()
-    # With backfill, claims are made after match.
-    claims = Claims(plan) if not partition.settings.backfills and can_claim(partition) else None
+    claims = Claims(plan) if not partition.backfills and can_claim(partition) else None
     another_round = True
-    _lend_held_nodes(plan)
+    if partition.holds or partition.memory.lent:
+        _lend_held_nodes(plan)
     backfill = resume(plan)
     if backfill is not None:
         cursors = _joined(plan, backfill)
@@ -54,17 +54,30 @@ def match(plan: Plan) -> None:
     # head that found no capacity, and a whole job that started asks for its remaining tasks. Released nodes go to the
     # first turn.
     while left > 0 and another_round:
-        _lend_held_nodes(plan)
+        if partition.holds or partition.memory.lent:
+            _lend_held_nodes(plan)
+        backfills = _see_backfill(partition)
+        claims = None if backfills else claims  # with backfill, claims are made after match
         awake = AwakeLanes(plan, backfill is not None and _starts_change_reasons(partition), claims)
         if not partition.readiness.ready:
             _report_not_ready(plan, awake)
             return
         if not awake.by_queue:
             break
-        if partition.settings.backfills:
+        backfill = None
+        if backfills:
             backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
         left, another_round = Round(plan, left, backfill, claims, {}, awake).serve()
     _finish(plan, left, backfill)
+
+
+def _see_backfill(partition: Partition) -> bool:
+    """Return whether asks may pass one without capacity now. All lanes wake if that has changed."""
+    memory, backfills = partition.memory, partition.backfills
+    if memory.backfilled != backfills:
+        memory.backfilled, memory.backfill, memory.replan_at = backfills, None, FAR
+        partition.wake_all_lanes()
+    return backfills
 
 
 def _finish(plan: Plan, left: int, backfill: Backfill | None) -> None:
@@ -82,7 +95,7 @@ def _lend_held_nodes(plan: Plan) -> None:
     All lanes wake if a node is lent for longer than before, which may change without an event in these lanes.
     """
     partition, memory = plan.partition, plan.partition.memory
-    backfills = partition.settings.backfills
+    backfills = partition.backfills
     holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
     plan.lent = lent_nodes(partition, holds, stops_at) if holds else {}
     if any(until > memory.lent.get(node_id, 0) for node_id, until in plan.lent.items()):
@@ -97,8 +110,12 @@ def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
     """
     joined: dict[str, list[Lane]] = {}
     for lane in plan.partition.lanes.values():
-        if lane.memory.verdict is not None and lane.memory.verdict.joined:
-            joined.setdefault(lane.queue.path, []).append(lane)
+        verdict = lane.memory.verdict
+        if verdict is not None and verdict.joined:
+            if verdict.closed:
+                verdict.joined.clear()
+            else:
+                joined.setdefault(lane.queue.path, []).append(lane)
     cursors: dict[str, Cursor] = {}
     for path, lanes in joined.items():
         cursor = QueueCursor(plan.partition, plan.partition.queues[path], lanes, joined=True)
@@ -175,11 +192,17 @@ class Round:
         self._owed = slot_quotas(partition) if partition.settings.unit == "slots" else {}
         self._tree: Tree | None = None
         """None if it has to be rebuilt."""
-        self._starter = Starter(plan, batches=backfill is None)
+        learns = partition.settings.learns and partition.settings.backfills  # each start records what is expected of it
+        self._starter = Starter(plan, batches=not self._keeps_back and not learns)
         self._claims = claims
         self._begun: list[Ask] = []
         self._lanes: dict[str, list[Lane]] | None = None
         """The lanes of leaf queues in which starts move asks; None until they are needed."""
+
+    @property
+    def _keeps_back(self) -> bool:
+        """True if asks may not start if they would delay the planned head."""
+        return self._backfill is not None and self._backfill.head is not None
 
     def serve(self) -> tuple[int, bool]:
         """Give turns. Returns how many more tasks this cycle may place, and True if another round is needed.
@@ -217,7 +240,7 @@ class Round:
     def _serve(self, branch: ShareNode, cursor: Cursor) -> None:
         """Give the leaf queue one turn, or all turns if no other leaf has open lanes."""
         while cursor.open and self.left > 0 and not self._starter.released:
-            if self._backfill is not None and self._backfill.head is not None:
+            if self._backfill is not None and self._keeps_back:
                 cursor = self._after_head(cursor, self._backfill)
                 cursor.pass_hopeless(self._backfill)
                 if not cursor.open:
@@ -250,7 +273,7 @@ class Round:
         most = together if single or together > 1 else self._most(branch, cursor, lane, ask)
         own = lane in cursor.full
         if self._backfill is not None:
-            placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
+            placed, reason = self._backfill.start(self._starter, lane, ask, together, most, own)
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
@@ -276,8 +299,8 @@ class Round:
         self.plan.note_reason(ask, reason)
         if self._claims is not None and isinstance(reason, NoCapacity | OverLimit):
             self._claim(self._claims, lane, ask)
-        if isinstance(reason, NoCapacity) and self._backfill is not None:
-            self._backfill.block(ask, reason)
+        if isinstance(reason, NoCapacity) and self._backfill is not None and self._backfill.block(ask, reason):
+            self._starter.stop_batching()
             cursor.pass_over(no_capacity=True)
         elif isinstance(reason, NoCapacity):
             cursor.block(no_capacity=True)
@@ -345,7 +368,7 @@ class Round:
 
     def _most_in_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         counts = isinstance(cursor, QueueCursor) and cursor.counts
-        if counts and self._backfill is not None and cursor.leaf.asks > 1:
+        if counts and self._keeps_back and cursor.leaf.asks > 1:
             return 1
         most = self.left
         if branch.rivals:

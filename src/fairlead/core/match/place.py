@@ -122,6 +122,10 @@ class Starter:
         """Book the starts that were put off. True if there were any."""
         return self._singles is not None and self._singles.flush()
 
+    def stop_batching(self) -> None:
+        """Book each start at once from now on. No start may be put off at this time."""
+        self._singles = None
+
     def before(self, job: Job) -> Before:
         """Return the present state of the plan and of a job's lanes, for `undo_tried`."""
         partition = self.plan.partition

@@ -444,6 +444,7 @@ class QueueCursor:
             memory, settings = self.partition.memory, self.partition.settings
             memory.next_starving_at = min(memory.next_starving_at, ask.waiting_since + settings.starving_after + 1)
             memory.next_recall_at = min(memory.next_recall_at, ask.waiting_since + settings.recall_after)
+            verdict.closed = lane in self.full
             verdict.bounded = is_bounded(self.partition, ask.stage.job)
         if verdict.versions == UNSEEN:
             verdict.versions = self.partition.capacity_versions()

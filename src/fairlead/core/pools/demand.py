@@ -28,6 +28,8 @@ LITTLE = 1_000
 def demand(plan: Plan) -> None:
     partition, scaling = plan.partition, plan.partition.memory.scaling
     scaling.dirty = scaling.dirty or len(plan) > 0
+    if not partition.pools and not partition.idle and scaling.shrink_at is None and not scaling.paused:
+        return
     pools = [partition.pools[name] for name in sorted(partition.pools) if partition.pools[name].elastic]
     if not pools:  # the last pool may have just left the configuration
         scaling.next_look, scaling.paused, scaling.shrink_at = None, [], None
