@@ -24,6 +24,7 @@ from statistics import mean, stdev
 
 from msgspec.structs import replace
 
+from bench.harness import CORES
 from fairlead.core.config import parse_partition
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.resources import CPU, GPU, HOUR, MEMORY, MILLI, SECOND
@@ -118,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=24)
     parser.add_argument("--gangs", type=int, default=200)
     parser.add_argument("--orders", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--first", type=int, default=1, help="the number of the first order")
+    parser.add_argument("--processes", type=int, default=CORES)
     parser.add_argument("--loads", default="80,95,110")
     parser.add_argument("--places", default=PLACES)
     options = parser.parse_args(arguments)
@@ -129,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEAD, flush=True)
     for name, philly in sources:
         for load in map(int, options.loads.split(",")):
-            seeds = range(1, options.orders + 1)
+            seeds = range(options.first, options.first + options.orders)
             traces = [trace_of(recorded, options.every, load, philly, options.gangs, seed) for seed in seeds]
             first: list[tuple[float, ...]] = []
             for place in options.places.split(","):

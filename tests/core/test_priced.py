@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.core.dump import dump, load
+from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.mix import MAX_OF_STAGE, WEIGHT
 from fairlead.core.policy.expected_loss import EXCESS, MICRO, Usual, prices_of, waste_of
 from fairlead.core.policy.fit import WHOLE
@@ -131,6 +132,21 @@ def test_apart_and_near_are_kept() -> None:
     w.cycle()
     assert len(set(nodes_of(w, apart))) == 3
     assert len({node[1:] in ("0", "2") for node in nodes_of(w, near)}) == 1
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_replicas_share_a_node_unless_they_are_apart(gpu: int) -> None:
+    """As docs/placement.md says of services, with GPUs and without."""
+    w = World()
+    w.nodes(6, cpu=16, **({"gpu": 4} if gpu else {}))
+    service = submit(w, "service", gpu=gpu, count=4)
+    w.cycle()
+    assert set(nodes_of(w, service)) == {"n0"}
+    apart = submit(w, "apart", gpu=gpu, count=4, min=1, apart=True)
+    w.cycle()
+    w.scale(apart, "w", 5)
+    w.cycle()
+    assert len(set(nodes_of(w, apart))) == 5
 
 
 def test_work_without_gpus_leaves_cpus_for_idle_gpus() -> None:
@@ -349,6 +365,39 @@ def test_it_is_learnt_at_doubled_numbers_of_jobs() -> None:
         if not learnt or w.partition().mix.upto > learnt[-1]:
             learnt.append(w.partition().mix.upto)
     assert [upto - 1 for upto in learnt] == [1, 2, 4, 8, 16]
+
+
+def test_it_is_learnt_less_often_with_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.core.mix.PERIOD", 2)
+    w = World()
+    w.nodes(5, cpu=8, gpu=2)
+    learnt: list[int] = []
+    for at in range(20):
+        submit(w, f"j{at}", gpu=0.1)
+        w.cycle()
+        if not learnt or w.partition().mix.upto > learnt[-1]:
+            learnt.append(w.partition().mix.upto)
+    assert [upto - 1 for upto in learnt] == [1, 2, 4, 8, 13, 18]
+
+
+def test_few_nodes_that_join_change_no_prices() -> None:
+    """So the nodes of a large fleet are not all scored again whenever one comes or goes."""
+    w = World()
+    w.nodes(32, cpu=8, gpu=2)
+
+    def prices() -> object:
+        w.submit(stages=[{"array": 3, "resources": {"cpu": 1, "gpu": 1}}])
+        w.cycle()
+        index = w.partition().derived.index
+        assert isinstance(index, ScoreIndex)
+        return index._prices
+
+    for _ in range(4):  # so that the mix is not learnt in the next two cycles
+        before = prices()
+    w.node("more", cpu=8, gpu=2)
+    assert prices() is before
+    w.node("other", cpu=8, gpu=4)
+    assert prices() is not before
 
 
 def test_the_part_that_ended_is_learnt() -> None:

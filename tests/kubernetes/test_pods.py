@@ -142,9 +142,9 @@ def test_host_ports() -> None:
 class Site:
     """A world with nodes of Kubernetes, in which pods become single jobs."""
 
-    def __init__(self, *nodes: dict[str, Any], others: dict[str, Pod] | None = None) -> None:
+    def __init__(self, *nodes: dict[str, Any], others: dict[str, Pod] | None = None, **settings: Any) -> None:
         self.nodes = [read_node(**node) for node in nodes]
-        self.w = World()
+        self.w = World(settings)
         self.rm = self.w.rm("kubernetes")
         self.rm.register()
         self.others = {name: used_by(pod) for name, pod in (others or {}).items()}
@@ -177,6 +177,19 @@ def node(name: str, cpu: int = 4, **rest: Any) -> dict[str, Any]:
         "spec": {"taints": taints, **rest},
         "status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "3"}, "conditions": conditions},
     }
+
+
+@pytest.mark.parametrize(("settings", "best"), [({}, "rich"), ({"place": "pack"}, "lean")])
+def test_pods_are_placed_by_price(settings: dict[str, Any], best: str) -> None:
+    """A pod without GPUs leaves the CPUs that pods with GPUs usually need; `pack` takes the fullest node."""
+    nodes = [node("lean", cpu=16), node("rich", cpu=32)]
+    for each in nodes:
+        each["status"]["allocatable"]["nvidia.com/gpu"] = "4"
+    site = Site(*nodes, **settings)
+    site.place({"containers": [{"name": "c", "resources": {"requests": {"cpu": "4", "nvidia.com/gpu": "1"}}}]})
+    site.w.finish("j1")
+    site.w.advance(1)
+    assert site.place({"containers": [container(cpu="8")]}) == best
 
 
 def affinity(*terms: list[dict[str, Any]], fields: list[dict[str, Any]] | None = None) -> dict[str, Any]:

@@ -146,6 +146,31 @@ def test_openb(tmp_path: Path) -> None:
     ]
 
 
+def test_lists_of_openb_as_other_programs_write_them(tmp_path: Path) -> None:
+    """Columns in another order, further and missing ones, spaces, and amounts with a decimal point."""
+    nodes, pods = tmp_path / "nodes.csv.gz", tmp_path / "pods.csv"
+    nodes.write_bytes(gzip.compress(b"gpu,index,sn,cpu_milli\r\n2.0,0,node-0,64000.0\r\n"))
+    pods.write_text(
+        "\ufeffnum_gpu, gpu_spec ,name,cpu_milli,gpu_milli\n"
+        "1,A10 | T4|,p0,1000.0,250.0\n0,,p1,2000,\n2,T4|T4,p2,3000,1000\n1.0,,p3,4000,\n1,,p4,,500\n1.5,,p5,1,1000\n"
+    )
+    trace = read_traces([nodes, pods], load)
+    assert [(name, spec.capacity, spec.labels) for name, spec in trace.nodes] == [
+        ("node-0", (("cpu", 64000), ("gpu", 2000)), ())
+    ]
+    stages = {arrival.id: arrival.spec.stages[0] for arrival in trace.arrivals}
+    assert {name: (stage.resources, stage.selectors) for name, stage in stages.items()} == {
+        "p0": ((("cpu", 1000), ("gpu", 250)), (("model", ("A10", "T4")),)),
+        "p1": ((("cpu", 2000),), ()),
+        "p2": ((("cpu", 3000), ("gpu", 2000)), (("model", ("T4", "T4")),)),
+        "p3": ((("cpu", 4000), ("gpu", 1000)), ()),
+    }
+    assert trace.left_out.rows() == [
+        {"why": "pods.csv: pod: cpu_milli '' is not a number", "count": 1, "lines": [6]},
+        {"why": "pods.csv: pod: num_gpu '1.5' is not a number", "count": 1, "lines": [7]},
+    ]
+
+
 YAML = """
 nodes:
   - {name: big, resources: {cpu: 16, gpu: 2}}

@@ -1,6 +1,7 @@
 """The mix: what jobs usually ask for, learnt from submissions. Placements that weigh usual requests use it.
 
-It is learnt again after 1, 2, 4, … and then every 6,400 jobs, so that scores of nodes stay valid for long. Old requests
+It is learnt again after 1, 2, 4, … and then every 6,400 jobs, or as many jobs as there are nodes if these are more, so
+that scores of nodes stay valid for long: to score all nodes again costs more with more nodes. Old requests
 count less and less: whenever the mix has grown to twice its size, all numbers are halved. It also has the part of the
 GPUs that tasks gave back because they ended, instead of keeping them as services do.
 """
@@ -19,7 +20,7 @@ from fairlead.core.state import MAX_MIX, MIX_WEIGHT, Partition
 WEIGHT = 100
 """The weight of a task."""
 PERIOD = 6_400
-"""The most jobs after which the mix is learnt again."""
+"""The most jobs after which the mix is learnt again, unless there are more nodes."""
 MAX_OF_STAGE = 1_000
 """The most tasks of one stage that count."""
 
@@ -30,7 +31,7 @@ def learn_mix(plan: Plan) -> None:
     partition.use_index()
     if (partition.nodes.with_gpus or partition.pools) and learns_mix(partition):
         job, known = partition.counters.job, partition.mix.upto
-        if job - known >= min(PERIOD, max(1, known - 1)) and job > 1:
+        if job - known >= min(max(PERIOD, len(partition.nodes.rows)), max(1, known - 1)) and job > 1:
             plan.do(MixLearnt(mixed(partition)))
 
 

@@ -33,6 +33,9 @@ TYPICAL = 95
 MAX_RANKINGS = 500
 """The number of rankings that are kept for a kind; the longest unused ones are dropped first."""
 
+COUNTED_DIGITS = 5
+"""The binary digits of a number of equal nodes that prices depend on."""
+
 EmptyNode = tuple[tuple[int, ...], int]
 """The resources of a node, and its number of GPUs."""
 
@@ -369,7 +372,7 @@ class ScoreIndex(FitIndex):
             classes = sorted(set(accepted.values()))
             nodes: list[Counter[EmptyNode]] = [Counter() for _ in classes]
             for key, counts in self._counts.items():
-                nodes[classes.index(accepted[key])].update(counts)
+                nodes[classes.index(accepted[key])].update({node: _rounded(count) for node, count in counts.items()})
             usual = [
                 Usual(task, weight, frozenset([number for number, those in enumerate(classes) if at in those]))
                 for at, (task, weight) in enumerate(tasks)
@@ -395,15 +398,22 @@ class ScoreIndex(FitIndex):
         if now == before:
             return
         if before is not None:
-            key, node = before
             del self._empty[node_id]
-            self._counts[key] -= Counter((node,))
-            if not self._counts[key]:
-                del self._counts[key]
+            self._count(*before, -1)
         if now is not None:
             self._empty[node_id] = now
-            self._counts.setdefault(now[0], Counter())[now[1]] += 1
-        self._value_again()
+            self._count(*now, 1)
+
+    def _count(self, key: KindKey, node: EmptyNode, more: int) -> None:
+        counts = self._counts.setdefault(key, Counter())
+        before = counts[node]
+        counts[node] += more
+        if not counts[node]:
+            del counts[node]
+            if not counts:
+                del self._counts[key]
+        if _rounded(before) != _rounded(before + more):
+            self._value_again()
 
     def _place(self, node_id: int, row: int, kind: Any) -> None:
         if not isinstance(kind, Groups):
@@ -468,13 +478,22 @@ class ScoreIndex(FitIndex):
         return task if not shape.plugged or kind.key.gpus == shape.plugged else Task(task.amounts, 0, 0)
 
 
+def _rounded(count: int) -> int:
+    """Return a number of nodes without its lower binary digits, so that few nodes that join change no prices."""
+    lower = max(0, count.bit_length() - COUNTED_DIGITS)
+    return count >> lower << lower
+
+
 def _fits(state: Node, task: Task) -> bool:
     for free, amount in zip(state.free, task.amounts, strict=True):
         if free < amount:
             return False
     if not task.devices:
         return True
-    return sum([used + task.milli <= WHOLE_DEVICE for used in state.device_use]) >= task.devices
+    used = state.device_use
+    if task.milli == WHOLE_DEVICE:
+        return used.count(0) >= task.devices
+    return bool(used) and min(used) + task.milli <= WHOLE_DEVICE
 
 
 def _typical(mix: Iterable[tuple[Shape, int]]) -> list[tuple[Shape, int]]:

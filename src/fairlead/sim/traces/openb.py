@@ -10,8 +10,8 @@ from fairlead.core.resources import CPU, GPU, MEMORY, MILLI
 from fairlead.sim.traces.csv_rows import Lines, Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, seconds, settle_overrun
 
-NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+NODE_COLUMNS = ("sn", "cpu_milli", "gpu")
+POD_COLUMNS = ("name", "cpu_milli", "num_gpu")
 MIB = 2**20
 MODEL = "model"
 
@@ -27,10 +27,11 @@ def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
                 raise ValueError("its name is that of an earlier line")
             capacity = {
                 CPU: _count(row, "cpu_milli"),
-                MEMORY: _count(row, "memory_mib") * MIB,
+                MEMORY: _count(row, "memory_mib", 0) * MIB,
                 GPU: _count(row, "gpu") * MILLI,
             }
-            labels = ((MODEL, row["model"]),) if row["model"] else ()
+            model = row.get("model", "")
+            labels = ((MODEL, model),) if model else ()
             nodes[name] = NodeSpec(tuple(sorted((key, value) for key, value in capacity.items() if value)), labels)
         except (ValueError, Refused) as problem:
             left_out.add(f"node: {problem}", at)
@@ -40,7 +41,8 @@ def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
 def read_pods(lines: Lines, left_out: LeftOut, overrun: Overrun) -> list[Arrival]:
     """Read a list of pods. A pod arrives at its creation, and its run time is from its scheduling to its deletion.
 
-    In a list without times, as for packing, all pods arrive at once and have a run time of 0.
+    In a list without times, as for packing, all pods arrive at once and have a run time of 0. Without `gpu_milli`, pods
+    ask for whole GPUs.
     """
     table = Table(lines)
     table.need(*POD_COLUMNS)
@@ -55,18 +57,20 @@ def read_pods(lines: Lines, left_out: LeftOut, overrun: Overrun) -> list[Arrival
 
 def _pod(row: dict[str, str], overrun: Overrun) -> Arrival:
     name = check_name(row["name"], "name")
-    devices, milli = _count(row, "num_gpu"), _count(row, "gpu_milli")
+    devices = _count(row, "num_gpu")
+    milli = _count(row, "gpu_milli", MILLI if devices else 0)
     if devices and not 0 < milli <= MILLI:
         raise ValueError("gpu_milli is not between 1 and 1000")
     if devices > 1 and milli < MILLI:
         raise ValueError("parts of several GPUs")
-    asked = {CPU: _count(row, "cpu_milli"), MEMORY: _count(row, "memory_mib") * MIB, GPU: devices * milli}
+    asked = {CPU: _count(row, "cpu_milli"), MEMORY: _count(row, "memory_mib", 0) * MIB, GPU: devices * milli}
     created = seconds(row.get("creation_time") or "0")
     begun = seconds(row.get("scheduled_time") or "0") or created
     ended = seconds(row.get("deletion_time") or "0") or begun
     if not 0 <= created <= begun <= ended:
         raise ValueError("its times are out of order")
-    models = tuple(sorted(filter(None, row.get("gpu_spec", "").split("|"))))
+    # A model may be there twice. Such pods are a request of their own, as in the simulator of the published figures.
+    models = tuple(sorted(filter(None, map(str.strip, row.get("gpu_spec", "").split("|")))))
     stage = StageSpec(
         "main",
         1,
@@ -79,8 +83,11 @@ def _pod(row: dict[str, str], overrun: Overrun) -> Arrival:
     return Arrival(created, name, spec, (duration,))
 
 
-def _count(row: dict[str, str], column: str) -> int:
-    text = row[column]
+def _count(row: dict[str, str], column: str, default: int | None = None) -> int:
+    """Return an amount, which spreadsheets may have written as `1000.0`; the default if there is none."""
+    text = row.get(column, "").removesuffix(".0")
+    if not text and default is not None:
+        return default
     if not text.isascii() or not text.isdigit() or len(text) > 15:
         raise ValueError(f"{column} {text[:40]!r} is not a number")
     return int(text)
