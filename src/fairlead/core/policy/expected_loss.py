@@ -112,12 +112,12 @@ class Scarce(NamedTuple):
         return Room(tasks, self.devices - rest if self.devices * (tasks + 1) <= len(used) else 0)
 
     def value(self, room: Room, free: Sequence[int]) -> int:
-        if not self.ready and len(free) == 1:  # as below, in a third of the time
-            (available,), most = free, room.tasks
-            return sum([value * min(most, available // (amount or 1)) for (amount,), value in self.rows])
         total = 0
         for amounts, value in self.rows:
-            tasks = _room(amounts, room.tasks, free)
+            tasks = room.tasks
+            for amount, available in zip(amounts, free, strict=True):
+                if amount * tasks > available:
+                    tasks = max(0, available // amount)
             total += value * tasks
             if self.ready and (room.missing or tasks < room.tasks):
                 missing = room.missing if tasks == room.tasks else 0
@@ -328,11 +328,3 @@ def _by_devices(scarce: Sequence[Rare], kind: int, ready: Sequence[int]) -> list
             rows = groups.setdefault((task.devices, task.milli), {})
             rows[task.amounts] = rows.get(task.amounts, 0) + value
     return [Scarce(*demand, list(rows.items()), ready) for demand, rows in groups.items()]
-
-
-def _room(asked: Sequence[int], room: int, free: Sequence[int]) -> int:
-    """Return how many requests fit: at most `room`, the number for which the devices suffice."""
-    for amount, available in zip(asked, free, strict=True):
-        if amount * room > available:
-            room = max(0, available // amount)
-    return room
