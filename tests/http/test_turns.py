@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import msgspec
 import pytest
 
+from fairlead.http.dispatch import Dispatcher
+from fairlead.http.responses import Response
 from tests.http.serving import SECONDS, Serving, submit
 
 FLOOD = 60
@@ -90,3 +94,37 @@ def test_users_who_ask_at_once_share_a_simulation_and_see_only_their_own_jobs(
     starts = [etas[0]["start"] for etas in found]
     assert None not in starts and len(set(starts)) == ASKING, "jobs that wait for each other start one by one"
     assert len(asked) == 2 and sum(asked) == ASKING, "the first, and one question for all that came meanwhile"
+
+
+def test_answers_that_a_user_does_not_read_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 pages of jobs that were not read took 650 MiB."""
+
+    async def story() -> None:
+        dispatcher = Dispatcher(cast(Any, None), {}, cast(Any, None))
+        page = bytes(4 << 20)
+
+        async def answer(request: object) -> Response:
+            return Response(page)
+
+        monkeypatch.setattr(dispatcher, "_answer", answer)
+        reads = asyncio.Event()
+        heads: list[tuple[str, int]] = []
+
+        async def ask(user: str) -> None:
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    heads.append((user, message["status"]))
+                else:
+                    await reads.wait()
+
+            await dispatcher({"caller": SimpleNamespace(user=user)}, cast(Any, None), send)
+
+        asked = [asyncio.create_task(ask("ann")) for _ in range(30)] + [asyncio.create_task(ask("bob"))]
+        await asyncio.sleep(0)
+        assert Counter(heads) == {("ann", 200): 16, ("ann", 429): 14, ("bob", 200): 1}
+        reads.set()
+        await asyncio.gather(*asked)
+        await ask("ann")
+        assert heads[-1] == ("ann", 200)
+
+    asyncio.run(story())

@@ -7,6 +7,7 @@ answers and errors into responses.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -36,6 +37,8 @@ ROLES = {
 }
 """The least role of an operation → all roles that may call it."""
 MAX_PARAMETERS = 1_000
+MOST_UNREAD = 64 << 20
+"""Bytes of the answers that are sent to one user at a time: those that it does not read stay in memory."""
 
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
 """The handler of each operation."""
@@ -217,6 +220,8 @@ class Dispatcher:
         """`confirm` raises if a change needs a confirmation that it does not have."""
         self._services = services
         self._confirm = confirm
+        self._unread: Counter[str] = Counter()
+        """User → bytes of answers that are being sent."""
         self._paths = _PathNode()
         for operation, handler in handlers.items():
             row = row_of(operation)
@@ -228,7 +233,19 @@ class Dispatcher:
             response = await self._answer(request)
         except Disconnected:
             return
-        await response.send(receive, send)
+        caller = scope["caller"]
+        user, size = "" if caller is None else caller.user, len(response.body)
+        if user in self._unread and self._unread[user] + size > MOST_UNREAD:
+            told = f"answers of more than {MOST_UNREAD >> 20} MiB to {user} are not read yet; read them, and ask again"
+            response = refused(Unserved("too many", told, 1))
+            size = len(response.body)
+        self._unread[user] += size
+        try:
+            await response.send(receive, send)
+        finally:
+            self._unread[user] -= size
+            if not self._unread[user]:
+                del self._unread[user]
 
     async def _answer(self, request: Request) -> Response:
         try:

@@ -72,12 +72,14 @@ class Unconfirmed(Refused):
 class Response:
     """An answer. Content is sent as JSON, unless it is bytes or text."""
 
+    body: bytes = b""
+
     def __init__(
         self, content: Any, status: int = 200, media: str = JSON, headers: Mapping[str, str] | None = None
     ) -> None:
         if isinstance(content, str):
             content = content.encode()
-        self.body: bytes = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        self.body = content if isinstance(content, bytes) else msgspec.json.encode(content)
         self.status = status
         self.headers = {"content-type": media, "content-length": str(len(self.body)), **(headers or {})}
 
