@@ -11,18 +11,18 @@ import stat
 import struct
 import termios
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-import yaml
 
 from fairlead.cli.output import fail
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000
 MAX_DEPTH = 100
-
-Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(Exception):
@@ -36,6 +36,8 @@ class Unreadable(Exception):
 
 def read_document(path: Path) -> object:
     """Return the document in a YAML file, None if the file is empty."""
+    import yaml  # its import takes longer than most commands need for theirs
+
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -46,8 +48,9 @@ def read_document(path: Path) -> object:
         line = content.count(b"\n", 0, problem.start) + 1
         raise Unreadable(f"byte {content[problem.start]:#04x} is not UTF-8; save the file as UTF-8", line) from None
     try:
-        _measure(text)
-        return yaml.load(text, Loader)
+        loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        _measure(text, loader)
+        return yaml.load(text, loader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         detail = ": ".join(part for part in (problem.context, problem.problem) if part)
@@ -68,11 +71,13 @@ class _Open:
         self.at_key = True
 
 
-def _measure(text: str) -> None:
+def _measure(text: str, loader: type[yaml.SafeLoader]) -> None:
     """Refuse a document that is too large with its aliases expanded, or that has a key twice in a mapping."""
+    import yaml
+
     above = [_Open(None, False)]
     sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader):
+    for event in yaml.parse(text, loader):
         match event:
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 if len(above) > MAX_DEPTH:
