@@ -118,3 +118,13 @@ def test_a_token_of_a_task_is_unsealed_with_its_key_only(token: TaskToken) -> No
     assert unseal(os.urandom(32), secret) is None
     for wrong in ("ft_", "ft_.", "ft_x.y", "ft_%%.a", secret[:-1], secret + "é"):
         assert unseal(key, wrong) is None
+
+
+def test_a_job_is_held_or_begins_later_by_options(up: Up) -> None:
+    held = up.run("submit", "--hold", "--", "true").strip()
+    later = up.run("submit", "--begin", "2h", "--", "true").strip()
+    assert "held" in up.run("explain", held) and "begin" in up.run("explain", later)
+    up.run("release", held)
+    up.run("wait", held)
+    refused = up.ask("submit", "--begin", "2001-01-01", "--", "true")
+    assert refused.returncode and "is not a later time" in refused.stderr

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fairlead.cli import completion
 from fairlead.cli.input_files import document_of, need_file
 from fairlead.cli.job_environment import environment_of
-from fairlead.cli.option_values import amounts_of, check_duration, pairs, wrong
+from fairlead.cli.option_values import amounts_of, check_duration, pairs, seconds_until, wrong
 from fairlead.cli.typer_commands import Options, argument, option
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class JobOptions(Options):
     )
     notify_on: Literal["end", "failure"] | None = option(
         "With --notify: report every end, or only an end without success.", show_default="end"
+    )
+    hold: bool = option("Start nothing until `fairlead release` releases the job.")
+    begin: str | None = option(
+        "Start no task before this time: a duration such as 2h, or 2026-11-30T18:00.", metavar="TIME"
     )
     singleton: bool = option("Start after the end of all your earlier jobs with the same name.")
     env: list[str] | None = option(
@@ -241,8 +246,11 @@ class JobOptions(Options):
             # The name is that of the pipeline then, and `submit_pipeline` refuses `after`.
             if getattr(self, name) not in (None, []) and not (of_several and name in ("name", "after")):
                 job[name] = getattr(self, name)
-        if self.singleton:
-            job["singleton"] = True
+        for name in ("singleton", "hold"):
+            if getattr(self, name):
+                job[name] = True
+        if self.begin:
+            job["begin"] = time.time() + seconds_until(self.begin, "--begin")
         _merge(job, "labels", pairs(self.label, "--label"))
 
     def _environment(self, local: bool, follow: bool) -> dict[str, str]:

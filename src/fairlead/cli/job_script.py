@@ -39,7 +39,11 @@ def read_script(job: JobOptions, context: typer.Context) -> None:
         if line.startswith(MARK):
             _take(job, line.removeprefix(MARK), f"{path}:{number}", context)
     if any(line.startswith(SLURM) for line in script.splitlines()):
-        print_text(f"fairlead: warning: {path}: its {SLURM} lines are ignored; write {MARK} lines", err=True)
+        print_text(
+            f"fairlead: warning: {path}: its {SLURM} lines are ignored; write {MARK} lines, or submit it with "
+            "sbatch of `fairlead slurm install`",
+            err=True,
+        )
     job.name = job.name or Path(path).stem
     first = script.splitlines()[0]
     try:

@@ -14,6 +14,8 @@ ONLY_AGENTS = {
     "file": "write the options of the command line, or a Job of Kubernetes",
     "priority": "pods get their priority from a PriorityClass; write a Job of Kubernetes",
     "after": "Jobs of Kubernetes do not wait for each other",
+    "hold": "set suspend in a Job of your own",
+    "begin": "submit it then",
     "grid": "write one Job for each combination",
     "each_line": "write one Job for each line",
     "throttle": "set parallelism in a Job of your own",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fairlead.cli import completion
-from fairlead.cli.option_values import check_duration, pairs, seconds_of, wrong
+from fairlead.cli.option_values import check_duration, pairs, seconds_of, seconds_until, wrong
 from fairlead.cli.options import Common, Listed, LiveJobName
 from fairlead.cli.output import Column, ago, ahead, amounts, labels_of, lasted, print_json, print_table
 from fairlead.cli.typer_commands import Group, option
@@ -136,22 +134,9 @@ def drain(
 
     For maintenance: fairlead node drain n1 --from 2026-11-30T18:00 --for 4h --reason firmware
     """
-    delay, seconds = _seconds_until(begin), _seconds(lasts)
+    delay, seconds = seconds_until(begin, "--from"), _seconds(lasts)
     done = f"{name} drains{f' from {begin} on' if begin else ''}{f' for {lasts}' if lasts else ''}"
     common.change(lambda client: client.move_node(name, "drain", reason, seconds, delay), done)
-
-
-def _seconds_until(begin: str) -> float:
-    """Return the seconds until a time, given as a duration or as a date; 0 if it is not given."""
-    if not begin:
-        return 0.0
-    seconds = seconds_of(begin)
-    if seconds is None:
-        with suppress(ValueError, OverflowError):
-            seconds = datetime.fromisoformat(begin).timestamp() - time.time()
-    if seconds is None or seconds <= 0:
-        raise wrong("--from", f"{begin!r} is not a later time; write a duration such as 2h, or 2026-11-30T18:00")
-    return seconds
 
 
 def _seconds(lasts: str) -> float:

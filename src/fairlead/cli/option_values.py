@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from datetime import datetime
 
 import typer
@@ -92,3 +93,16 @@ def pairs(values: list[str] | None, option: str, form: str = "key=value", separa
             raise wrong(option, f"{key} is given twice; drop one of them")
         result[key] = value
     return result
+
+
+def seconds_until(begin: str, flag: str) -> float:
+    """Return the seconds until a time, given as a duration or as a date; 0 if it is not given."""
+    if not begin:
+        return 0.0
+    seconds = seconds_of(begin)
+    if seconds is None:
+        with suppress(ValueError, OverflowError):
+            seconds = datetime.fromisoformat(begin).timestamp() - time.time()
+    if seconds is None or seconds <= 0:
+        raise wrong(flag, f"{begin!r} is not a later time; write a duration such as 2h, or 2026-11-30T18:00")
+    return seconds
