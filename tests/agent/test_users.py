@@ -26,6 +26,7 @@ from fairlead.agent.spawner.users import NotAllowed, find_person
 from fairlead.core.commands import Kill
 from fairlead.wire.agent_messages import LogRequest, OutputRequest, Tasks
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
+from tests.cli.test_containers import make_root
 from tests.live import PROGRAM
 from tests.people import People, needs_root, people
 
@@ -145,6 +146,19 @@ async def has_its_result_files_collected_with_its_own_rights(plant: Plant, one: 
             await asyncio.sleep(0.02)
 
 
+async def runs_in_a_container_as_itself(plant: Plant, one: Machine, two: People) -> None:
+    image = make_root(two.folder / "image")
+    for user, name in two.names.items():
+        person = pwd.getpwnam(name)
+        script = "cat /etc/marker; id -u; cat /etc/passwd; echo mine > $HOME/mine; cat $HOME/mine; touch /etc/x"
+        state, said = await run(plant, user, script, image=str(image))
+        assert state == "failed"  # because the image is read-only
+        lines = said.splitlines()
+        assert lines[:2] == ["inside", str(person.pw_uid)], said
+        assert any(line.startswith(f"{name}:x:{person.pw_uid}:") for line in lines)
+        assert lines[-1] == "mine" and Path(person.pw_dir, "mine").stat().st_uid == person.pw_uid
+
+
 async def is_refused_with_a_reason(plant: Plant, one: Machine, two: People) -> None:
     for user, why in (
         ("eve", "uid 0, and this node allows"),
@@ -198,6 +212,7 @@ def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
                 is_ended_when_it_takes_too_much_memory,
                 has_its_result_files_collected_with_its_own_rights,
                 cannot_lead_its_log_elsewhere,
+                runs_in_a_container_as_itself,
                 is_refused_with_a_reason,
                 ends_with_its_spawner_and_not_with_the_agent,
                 has_no_spawner_when_idle,

@@ -129,7 +129,8 @@ def unpack_snapshot(cache: str, digest: str) -> None:
 
     def unpack(done: str) -> None:
         with tarfile.open(archive) as tar:
-            tar.extractall(here, filter="tar")
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python has filters from 3.11.4 on
+            tar.extractall(here)
         open(done, "w").close()
 
     entry(f"{cache}/work", os.path.basename(here) + UNPACKED, unpack)

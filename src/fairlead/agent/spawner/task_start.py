@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
+PYTHONS = (sys.executable, "/usr/bin/python3")
+"""Interpreters for preludes, the best first. The user of the tasks may not be able to run that of the agent."""
 PRELUDE = (
-    sys.executable,
     "-I",
     "-S",
     "-c",
@@ -41,7 +42,7 @@ PRELUDE = (
     "from fairlead.agent.spawner.prelude import main; sys.exit(main(*sys.argv[2:]))",
     os.path.abspath(f"{os.path.dirname(__file__)}/../../.."),
 )
-"""The beginning of the command of a prelude."""
+"""The first arguments of a prelude."""
 MAX_WORD = 131_072
 """Characters of a word of a command. The kernel accepts no longer ones."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -115,6 +116,7 @@ class Starter:
         """Working directory of tasks that name none."""
         self._cache = f"{os.path.dirname(shared.logs)}/cache"
         """What the node keeps of snapshots and images of the user."""
+        self._python = next((path for path in PYTHONS if os.access(path, os.X_OK)), sys.executable)
         self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
@@ -227,7 +229,16 @@ class Starter:
         """Return the command of a task, behind a prelude if it has an image or a snapshot to unpack."""
         if not (task.image or snapshot):
             return command
-        return (*PRELUDE, self._cache, snapshot, task.image, str(len(task.mounts)), *task.mounts, *command)
+        return (
+            self._python,
+            *PRELUDE,
+            self._cache,
+            snapshot,
+            task.image,
+            str(len(task.mounts)),
+            *task.mounts,
+            *command,
+        )
 
     def directory_of(self, task: Task) -> str:
         """Return the working directory of a task."""
