@@ -12,6 +12,8 @@ import pytest
 
 from fairlead import Client, Executor, Problem
 from fairlead.client.snapshots import files_of, pack
+from fairlead.history.outputs import MAX_BEGUN, OutputStore
+from fairlead.history.stores import FolderStore
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from tests.live import Up
@@ -126,3 +128,13 @@ def test_an_executor_takes_and_returns_large_objects(up: Up) -> None:
         pytest.raises(RuntimeError, match=lacking),
     ):
         executor.submit(lambda: 1).result()
+
+
+def test_a_user_can_begin_only_a_few_contents(tmp_path: Path) -> None:
+    folder = FolderStore(tmp_path)
+    store = OutputStore(folder)
+    for number in range(9):
+        assert store.add_content("default", "ann", f"{number}" * 64, 10, 0, b"part") == 4
+    assert store.add_content("default", "bob", "0" * 64, 10, 0, b"part") == 4
+    assert len(list(folder.incoming.iterdir())) == MAX_BEGUN + 1
+    assert store.add_content("default", "ann", "8" * 64, 10, 4, b"") == 4, "the latest goes on"

@@ -31,6 +31,8 @@ JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 CHECKED_AFTER = 16
 """The limits are applied again when files of 1/16 of the size limit were written."""
 PUT_THREADS = 8
+MAX_BEGUN = 4
+"""Contents of a user that may be incomplete at a time. Beginning another one removes the oldest."""
 NOT_THERE = "its files were no longer on its node, or the disk of the node was full"
 
 Record = Callable[[str, int, list[ResultRow], bool], None]
@@ -88,7 +90,11 @@ class OutputStore:
                 if not data:
                     self._store.renew(key)
                 return size
-            file = self._store.incoming / f"content-{hashlib.sha256(key.encode()).hexdigest()}"
+            file = self._store.incoming / f"content-{hashlib.sha256(user.encode()).hexdigest()[:16]}-{digest}"
+            if not file.exists():
+                begun = sorted(file.parent.glob(f"{file.name[:24]}-*"), key=lambda each: each.stat().st_mtime)
+                for oldest in begun[: 1 - MAX_BEGUN]:
+                    oldest.unlink()
             stored = file.stat().st_size if file.exists() else 0
             if offset > stored:
                 return stored
