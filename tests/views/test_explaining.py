@@ -19,6 +19,7 @@ from fairlead.core.why.remedy_steps import (
     Remedy,
 )
 from fairlead.testing import World
+from fairlead.views import outlook
 from fairlead.views.causes import LastAttempt, RunsOn, Stopping
 
 GPU_TASK = {"cpu": 1, "gpu": 4}
@@ -742,6 +743,20 @@ def test_an_owner_reads_how_many_loans_end_and_how_many_are_stopped() -> None:
     )
     w.advance(80)
     assert len(w.placements(owner)) == 1
+
+
+def test_the_return_of_loans_to_a_very_large_gang_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search may take seconds, and the writer would wait for it."""
+    w = World({"queues": {"root": {"research": {"share": 60}, "batch": {"share": 40}}}})
+    w.nodes(150, cpu=4)
+    w.submit(queue="root.batch", stages=[{"array": 600, "resources": {"cpu": 1}}])
+    w.cycle()
+    owner = w.submit(queue="root.research", stages=[{"count": 140, "resources": {"cpu": 2}}])
+    w.cycle()
+    w.advance(0.5)
+    monkeypatch.setattr(outlook, "Balance", None)
+    told = "queue root.research uses 0 % of its 60 %: if enough tasks on loan can be stopped for it, that begins in 60s"
+    assert told in comes(w, owner)
 
 
 def test_an_owner_reads_that_no_loan_can_be_stopped() -> None:

@@ -28,6 +28,8 @@ NAMED = 3
 """The greatest number of nodes and of jobs that are named."""
 LOOKED_AT = 1_000
 """The greatest number of nodes, and of allocations on each, that are searched for tasks that will end."""
+SEARCHED = 20_000
+"""The greatest product of the tasks of an ask and of all nodes for which it is found out which loans return."""
 
 
 class Coming(msgspec.Struct, frozen=True):
@@ -179,9 +181,12 @@ def _loans(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -
         looks_at = max(now, partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1)
         use, share = (100 * part // rights.whole for part in (rights.used(queue), rights.of(queue)))
         text = f"queue {queue.path} uses {use} % of its {share} %"
+        when = shortened(looks_at - now)
+        if reason.wanted * len(partition.nodes.rows) > SEARCHED:
+            yield Coming(f"{text}: if enough tasks on loan can be stopped for it, that begins in {when}")
+            return
         found = Balance(partition, queue.parent, looks_at).settle().served.get(ask.seq)
         if found is None:
-            when = shortened(looks_at - now)
             yield Coming(f"{text}: no tasks on loan can be stopped for it so far; the next look is in {when}")
             return
         when_returned, ends, stops = found
