@@ -206,11 +206,17 @@ def _submit_and_wait(
             print_text(f"fairlead: job {job} was killed", err=True)
     elif view.state != "succeeded":
         print_text(f"fairlead: job {view.id} {view.state}{f': {view.reason}' if view.reason else ''}", err=True)
-    if interrupt.signal:
-        raise typer.Exit(128 + interrupt.signal)
-    if view.state != "succeeded":
-        code = next((task.exit_code for task in client.tasks(job) if task.exit_code), 1)
-        raise typer.Exit(code if 0 < code < 256 else 1)
+    code = 128 + interrupt.signal if interrupt.signal else _exit_code(client, view)
+    if code:
+        raise typer.Exit(code)
+
+
+def _exit_code(client: Client, view: wire.Job) -> int:
+    """Return 0 for a job that succeeded, or the exit code of the first task that has one."""
+    if view.state == "succeeded":
+        return 0
+    code = next((task.exit_code for task in client.tasks(view.id) if task.exit_code), 1)
+    return code if 0 < code < 256 else 1
 
 
 def _try(client: Client, document: dict[str, Any], common: Common) -> None:

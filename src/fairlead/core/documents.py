@@ -275,6 +275,11 @@ def _check_stage(read: Reader, stage: StageSpec) -> None:
     if stage.pty and (stage.output or stage.error):
         key = "output" if stage.output else "error"
         raise Refused(read.at(key), "the output of a task with a pty goes to its terminal and its log; leave it out")
+    _check_time_limit(read, stage)
+
+
+def _check_time_limit(read: Reader, stage: StageSpec) -> None:
+    """Refuse a time limit of 0, and a signal that would come before a task begins."""
     if "@" in stage.signal:
         before = parse_duration(stage.signal.partition("@")[2], read.at("signal"))
         if stage.time_limit is None or before >= stage.time_limit:

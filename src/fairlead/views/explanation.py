@@ -104,11 +104,7 @@ def _chosen(remedies: list[Remedy]) -> tuple[Remedy, ...]:
 
 def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...]) -> str:
     """Return the one sentence about a job: waiting tasks first, then stopping, starting and running ones."""
-    parts = [f"is over: {cause}" for cause in causes if isinstance(cause, Over)]
-    if not parts and waiting:
-        parts.append(_waits(job, waiting))
-    elif not parts and job.held_by is not None:
-        parts.append(f"is {held_back(job)}")
+    parts = _about_job(job, waiting, causes)
     told = [cause for cause in causes if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt)]
     alone = not waiting and len(told) == 1
     about_job = bool(parts) or (alone and _is_whole(told[0], job))
@@ -118,6 +114,14 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         idle = f"has no tasks: {job.manager} asks for none now" if job.manager else f"is {shown_state(job)}"
         return f"job {job.id} {idle}"
     return f"job {job.id}{'' if about_job else ':'} {'; '.join(parts)}"
+
+
+def _about_job(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...]) -> list[str]:
+    """Return the part of the sentence about the whole job, if there is one."""
+    over = [f"is over: {cause}" for cause in causes if isinstance(cause, Over)]
+    if over or not (waiting or job.held_by is not None):
+        return over
+    return [_waits(job, waiting) if waiting else f"is {held_back(job)}"]
 
 
 def _is_whole(cause: Cause, job: Job) -> bool:

@@ -121,25 +121,7 @@ class Relay:
     def run(self) -> None:
         while not self._is_over():
             poll = select.poll()
-            poll.register(self._control.fileno(), select.POLLIN)
-            masks: dict[int, int] = {}
-
-            def want(fd: int, mask: int, masks: dict[int, int] = masks) -> None:
-                masks[fd] = masks.get(fd, 0) | mask
-
-            waiting = sum([len(target.pending) for target in self._inputs.values()]) >= MOST
-            if self._link is not None:
-                want(self._link.fileno(), 0 if waiting else select.POLLIN)
-                if self._outgoing or self._tunnel.unsent:
-                    want(self._link.fileno(), select.POLLOUT)
-            for channel, output in self._outputs.items():
-                # Confirmations are read only with the rest: while that waits, output must go on.
-                if self._dumping or (self._tunnel.room(channel) and (waiting or self._tunnel.kept_bytes < MOST)):
-                    want(output.fd, select.POLLIN)
-            for channel, target in self._inputs.items():
-                if target.pending or channel in self._connecting:
-                    want(target.fd, select.POLLOUT)
-            for fd, mask in masks.items():
+            for fd, mask in self._events().items():
                 poll.register(fd, mask)
             try:
                 ready = dict(poll.poll(self._timeout()))
@@ -152,6 +134,27 @@ class Relay:
             except Broken as problem:
                 self._refuse(str(problem))
             self._keep_time()
+
+    def _events(self) -> dict[int, int]:
+        """Return the events to wait for, by descriptor."""
+        masks = {self._control.fileno(): select.POLLIN}
+
+        def want(fd: int, mask: int) -> None:
+            masks[fd] = masks.get(fd, 0) | mask
+
+        waiting = sum([len(target.pending) for target in self._inputs.values()]) >= MOST
+        if self._link is not None:
+            want(self._link.fileno(), 0 if waiting else select.POLLIN)
+            if self._outgoing or self._tunnel.unsent:
+                want(self._link.fileno(), select.POLLOUT)
+        for channel, output in self._outputs.items():
+            # Confirmations are read only with the rest: while that waits, output must go on.
+            if self._dumping or (self._tunnel.room(channel) and (waiting or self._tunnel.kept_bytes < MOST)):
+                want(output.fd, select.POLLIN)
+        for channel, target in self._inputs.items():
+            if target.pending or channel in self._connecting:
+                want(target.fd, select.POLLOUT)
+        return masks
 
     def _serve(self, ready: dict[int, int]) -> None:
         if self._link is not None and self._link.fileno() in ready:
