@@ -32,6 +32,8 @@ from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 from fairlead.forecast.eta import SAMPLES, draw_futures, sum_up
 from fairlead.forecast.observed_past import ObservedPast
+from fairlead.history.promised_starts import NEWEST_SCORES, stretch_of
+from fairlead.history.promised_starts import Promise as Promised
 from fairlead.sim.policy_files import NAMED, Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
@@ -63,6 +65,32 @@ class Heads:
             return ""
         self.planned[head.stage.job.id] = getattr(backfill, "when", None)
         return str(head.stage.job.id)
+
+
+class Ledger:
+    """Corrects the intervals of promises as a server does, by the scores of those whose start has come."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.simulated: list[bool] = []
+        self.corrected: list[bool] = []
+
+    def add(self, asked: Sequence[Promise], starts: Mapping[str, Micros]) -> None:
+        """Score the promises of a world in the order in which they were made."""
+        known: list[tuple[int, float]] = []
+        for one in sorted(asked, key=lambda one: one.now):
+            eta, start = one.eta, starts[one.job]
+            if eta["likely"] is None or eta["high"] is None:
+                continue
+            promise = Promised(one.now, eta["likely"], eta["low"], eta["high"])
+            scores = [*self.scores, *(score for at, score in sorted(known) if at <= one.now)][-NEWEST_SCORES:]
+            given = promise if eta["high"] == one.now else promise.stretched(stretch_of(scores))
+            self.simulated.append(promise.result(start) == "kept")
+            self.corrected.append(given.result(start) == "kept")
+            score = given.score(start)
+            assert score is not None
+            known.append((start, score))
+        self.scores += [score for _, score in sorted(known)]
 
 
 def note(promise: Promise, simulation: Simulation) -> None:
@@ -244,6 +272,8 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn:
         inside += eta["low"] <= real <= eta["high"]
         lower += real < eta["low"]
         upper += real > eta["high"]
+    ledger = Ledger()
+    ledger.add(promises, starts)
     return {
         "jobs": len(errors),
         "unknown": len(promises) - len(errors),
@@ -251,6 +281,7 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn:
         **({"with_in_turn": _with_in_turn(errors, in_turn)} if in_turn else {}),
         "bias": round(mean(bias), 1),
         "covered_percent": round(100 * inside / len(errors), 1),
+        "corrected_percent": round(100 * mean(ledger.corrected), 1),
         "earlier": lower,
         "later": upper,
         "width_minutes": round(median(widths), 1),

@@ -13,13 +13,12 @@ import argparse
 import json
 from random import Random
 
-from bench.eta import Promise as Asked
-from bench.eta import predict
+from bench.eta import Ledger, predict
 from fairlead.core.changes import NodeSpec
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.resources import CPU, MILLI, MINUTE, SECOND
 from fairlead.forecast.eta import SAMPLES
-from fairlead.history.promised_starts import NEWEST_SCORES, Promise, stretch_of
+from fairlead.history.promised_starts import NEWEST_SCORES, stretch_of
 from fairlead.sim.policy_files import NAMED
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 from fairlead.sim.traces.generate import Workload, generate
@@ -50,30 +49,6 @@ def world(seed: int) -> tuple[Trace, str]:
     return Trace(f"world {seed}", sorted(arrivals, key=lambda arrival: arrival.at), nodes, LeftOut()), rng.choice(
         ("learned", "easy", "fair", "shortest")
     )
-
-
-class Ledger:
-    def __init__(self) -> None:
-        self.scores: list[float] = []
-        self.simulated: list[bool] = []
-        self.corrected: list[bool] = []
-
-    def add(self, asked: list[Asked], starts: dict[str, int]) -> None:
-        """Score the promises of a world in the order in which they were made."""
-        known: list[tuple[int, float]] = []
-        for one in sorted(asked, key=lambda one: one.now):
-            eta, start = one.eta, starts[one.job]
-            if eta["likely"] is None or eta["high"] is None:
-                continue
-            promise = Promise(one.now, eta["likely"], eta["low"], eta["high"])
-            scores = [*self.scores, *(score for at, score in sorted(known) if at <= one.now)][-NEWEST_SCORES:]
-            given = promise if eta["high"] == one.now else promise.stretched(stretch_of(scores))
-            self.simulated.append(promise.result(start) == "kept")
-            self.corrected.append(given.result(start) == "kept")
-            score = given.score(start)
-            assert score is not None
-            known.append((start, score))
-        self.scores += [score for _, score in sorted(known)]
 
 
 def main() -> int:

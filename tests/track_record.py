@@ -40,17 +40,6 @@ BUGS = (
         "be taken for another's.",
     ),
     Bug(
-        "15c79ad9",
-        "tests/core/test_strange.py::test_an_attempt_that_is_newer_than_the_journal_is_not_given_again",
-        "After a promotion that had lost the last records, attempts that ran were not recognised, and their numbers "
-        "were given again.",
-    ),
-    Bug(
-        "61e9234d",
-        "tests/agent/test_hub.py::test_a_lost_node_that_is_enabled_after_a_restart_gets_nothing_without_its_agent",
-        "A lost node that an operator enabled after a restart of the server got tasks although no agent was there.",
-    ),
-    Bug(
         "538d16a9",
         "tests/core/test_priced.py::test_a_task_waits_when_the_only_node_of_its_kind_is_removed",
         "Removing the last node with GPUs of a kind stopped the writer of the partition; nothing was scheduled.",
@@ -80,11 +69,6 @@ BUGS = (
         "08f40989",
         "tests/agent/test_hub.py::test_a_shorter_lease_counts_once_the_agent_has_acknowledged_it",
         "A lease that an operator shortened counted before the agent knew it, so that tasks could be started twice.",
-    ),
-    Bug(
-        "d28a4caa",
-        "tests/core/test_preempt.py::test_a_claim_behind_an_ask_that_the_limit_refuses_may_use_free_nodes",
-        "A job stopped others' tasks although free nodes were there, behind a job that a limit refused.",
     ),
     Bug(
         "135c79bc",
