@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from math import ceil, exp, log
 from statistics import median
+from threading import Lock
 from typing import Literal, get_args
 
 import msgspec
@@ -125,6 +126,8 @@ class PromisedStarts:
             ["partition", "result"],
             registry=registry or CollectorRegistry(),
         )
+        self._lock = Lock()
+        """Held while the threads of writers and of the API change what is open."""
         self._open: dict[tuple[str, int], Open] = {}
         self._scores: dict[str, deque[float]] = {}
 
@@ -145,23 +148,23 @@ class PromisedStarts:
     def note(self, partition: str, expected: Iterable[int], promises: Mapping[int, Promise]) -> None:
         """Keep the promises for jobs that were expected, by job number."""
         rows: list[PromiseRow | PromiseEnd] = []
-        for number in expected:
-            entry, promise = self._open.get((partition, number)), promises.get(number)
-            if (
-                entry is not None
-                and promise is not None
-                and (entry.first is None or promise.made >= entry.noted + AGAIN)
-            ):
-                if entry.first is None:
+        with self._lock:
+            for number in expected:
+                entry, promise = self._open.get((partition, number)), promises.get(number)
+                if entry is None:
+                    continue
+                fresh = promise is not None and entry.first is None
+                if promise is not None and fresh:
                     entry.first = promise
                     rows.append(_row(partition, number, promise, 0))
-                entry.noted = promise.made
-                rows.append(_row(partition, number, promise, 1))
-                if entry.ended is not None:
-                    self._settle(entry, entry.ended)
-                    rows.append(entry.ended)
-            if entry is not None and (entry.ended is not None or entry.first is None):
-                self._open.pop((partition, number), None)
+                    if entry.ended is not None:
+                        self._settle(entry, entry.ended)
+                        rows.append(entry.ended)
+                if promise is not None and (fresh or promise.made >= entry.noted + AGAIN):
+                    entry.noted = promise.made
+                    rows.append(_row(partition, number, promise, 1))
+                if entry.ended is not None or entry.first is None:
+                    del self._open[partition, number]
         if rows:
             self._history.put_promises(rows)
 
@@ -169,7 +172,7 @@ class PromisedStarts:
         """Return how the first promises of jobs that were decided since a time ended; with `last`, the last ones."""
         results: dict[Result, int] = {}
         errors = []
-        for row, end in self._history.promises(partition, since, last):
+        for row, end in self._history.promises(partition, since, last, MOST):
             promise = _promise(row)
             result: Result = promise.result(end.at) if end.what == "started" else end.what
             results[result] = results.get(result, 0) + 1
@@ -185,16 +188,14 @@ class PromisedStarts:
     # -- an observer
 
     def reached(self, partition: str, last: int) -> int:
-        rows, scored = (
-            self._history.open_promises(partition),
-            self._history.promises(partition, 0, False, NEWEST_SCORES),
-        )
+        reached = self._history.reached(partition, last)
+        rows = self._history.open_promises(partition)
+        scored = self._history.promises(partition, 0, False, NEWEST_SCORES)
         self._open |= {(partition, row.number): Open(_promise(row), row.made) for row in rows}
         scores = [_promise(row).score(end.at) for row, end in reversed(scored) if end.what == "started"]
         self._scores[partition] = deque([score for score in scores if score is not None], NEWEST_SCORES)
         for result in get_args(Result):
             self._counted.labels(partition, result)
-        reached = self._history.reached(partition, last)
         return last if reached is None else reached
 
     def replayed(self, partition: Partition, seq: int, news: Iterable[News]) -> None:
@@ -211,8 +212,15 @@ class PromisedStarts:
         pass
 
     def _see(self, partition: Partition, news: Iterable[News]) -> None:
-        ends: list[PromiseRow | PromiseEnd] = []
-        for item in news if self._open else ():
+        with self._lock:
+            ends = self._ends(partition, news) if self._open else []
+        if ends:
+            self._history.put_promises(ends)
+
+    def _ends(self, partition: Partition, news: Iterable[News]) -> list[PromiseEnd]:
+        """Return what has become of open promises."""
+        ends: list[PromiseEnd] = []
+        for item in news:
             job = getattr(item, "job", None) or getattr(getattr(item, "stage", None), "job", None)
             entry = None if job is None else self._open.get((partition.name, job.number))
             if job is None or entry is None or entry.ended is not None:
@@ -228,8 +236,7 @@ class PromisedStarts:
                     self._settle(entry, entry.ended)
                     ends.append(entry.ended)
                     del self._open[partition.name, job.number]
-        if ends:
-            self._history.put_promises(ends)
+        return ends
 
     def _settle(self, entry: Open, end: PromiseEnd) -> None:
         assert entry.first is not None
