@@ -397,3 +397,35 @@ def test_a_singleton_waits_for_jobs_of_its_name(cluster: Cluster) -> None:
     assert cluster.run("squeue", "-h", "-j", second, "-o", "%t %r %E") == "PD Dependency singleton(unfulfilled)\n"
     cluster.run("scancel", first)
     assert cluster.ended(second) == "COMPLETED"
+
+
+def test_a_folder_of_the_job_is_made(cluster: Cluster) -> None:
+    job = cluster.run("sbatch", "-W", "--parsable", "-o", "new/%j/out", "-e", "new/%x/e", "--wrap", "echo 1")
+    assert (cluster.work / "new" / job.strip() / "out").read_text() == "1\n"
+    assert cluster.ask("sbatch", "-W", "-o", "missing/out", "--wrap", "true").returncode == 2
+
+
+def test_what_other_tools_send(cluster: Cluster) -> None:
+    """The lines of Open OnDemand, batchspawner and NeMo-Run, and what these read."""
+    mark = "\x1f"
+    fields = (
+        "Account JobID JobArrayID BatchHost NumCPUs Name TimeLimit NodeList Partition StateCompact UserName WorkDir"
+    )
+    script = "#!/bin/bash\nsleep 600\n"
+    own = ["-D", str(cluster.work), "-J", "ood", "--begin", "now", "-t", "00:10:00", "-A", "lab", "--export", "NONE"]
+    job = cluster.sbatch(*own, "--mail-user", "a@b.c", "--mail-type", "NONE", "--requeue", "-n", "1", text=script)
+    until(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T %B").startswith("RUNNING n"))
+    wanted = ",".join(f"{name}:{mark}" for name in fields.split())
+    shown = cluster.run("squeue", "--all", "--states=all", "--noconvert", "-O", wanted, "-j", job).splitlines()[1]
+    values = dict(zip(fields.split(), shown.split(mark), strict=False))
+    assert [values[name] for name in ("Account", "JobID", "Name", "TimeLimit")] == ["lab", job, "ood", "10:00"]
+    columns = ["-o", "jobid,account,state,elapsed,nodelist", "-j", job]
+    past = cluster.run("sacct", "-P", "--delimiter", mark, "-n", "--units", "G", "--allocations", *columns)
+    assert past.split(mark)[:3] == [job, "lab", "RUNNING"]
+    assert re.fullmatch(r"\d+/\d+/\d+/3 \d+/\d+/\d+/12\n", cluster.run("sinfo", "-aho", "%F %C", "-p", "main"))
+    after = cluster.sbatch("--requeue", "--dependency=singleton", "-J", "ood", "--wrap", "true")
+    start = cluster.run("squeue", "--start", "--noheader", "-j", after, "-o", "%i|%S|%T")
+    assert re.fullmatch(rf"{after}\|[^|]+\|PENDING\n", start)
+    assert set(cluster.run("squeue", "-n", "ood", "-h", "-o", "%A").split()) == {job, after}
+    assert cluster.run("sacct", "-j", after, "--format=State", "--noheader", "--parsable2") == "PENDING\n"
+    cluster.run("scancel", job, after)

@@ -30,3 +30,28 @@ def install(
         fail(str(problem))
     print_text(f"{len(files)} commands are in {directory.absolute()}; put it first on the PATH:")
     print_text(f'  export PATH="{directory.absolute()}:$PATH"')
+
+
+@slurm.command()
+def restd(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any.", min=0, max=65535)] = 6820,
+) -> None:
+    """Serve the paths of slurmrestd with which Airflow and Prefect submit, list and cancel jobs.
+
+    Callers send the token that `scontrol token` prints. There is no TLS: on other machines, put a proxy in front.
+    """
+    from fairlead.client.endpoint import NotFound, find_endpoint
+    from fairlead.slurm.restd import serve
+
+    try:
+        url = find_endpoint().url
+    except NotFound as problem:
+        fail(str(problem))
+    try:
+        serve(host, port, url, lambda bound: print_text(f"slurmrestd of {url} at http://{host}:{bound}"))
+    except KeyboardInterrupt:
+        return
+    except OSError as problem:
+        fail(f"{host}:{port}: {problem.strerror}")

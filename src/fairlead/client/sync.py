@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from msgspec.structs import replace
 
-from fairlead.client import calls, result_writer
+from fairlead.client import calls
 from fairlead.client.calls import (
     RETRIED,
     TRIES,
@@ -34,7 +33,9 @@ from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.operation import Answer, Operation
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # programs that start often, such as `squeue`, do not need it
+    from subprocess import CompletedProcess
+
     from fairlead.client.snapshots import Storing
 
 
@@ -152,6 +153,8 @@ class Client(Caller, Shortcuts):
 
         Existing files are replaced. Links in the directory are not followed. `told` is called with the progress.
         """
+        from fairlead.client import result_writer
+
         place = Path(directory)
         tasks = self.results(job, stage, index, attempt, timeout, told)
         files = result_writer.Wanted(place, tasks)
@@ -169,6 +172,8 @@ class Client(Caller, Shortcuts):
 
     def _fetch(self, job: str, place: Path, task: wire.TaskResults, file: wire.ResultFile) -> None:
         """Fetch one file, and start again if the transfer breaks off."""
+        from fairlead.client import result_writer
+
         failures = 0
         while True:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -102,20 +102,14 @@ def _parts(script: str) -> list[Given]:
 def _submit(client: Client, parts: list[Given], script: str, arguments: list[str]) -> int:
     from fairlead.client.calls import Problem
     from fairlead.slurm.queues import NoSuchPartition
-    from fairlead.slurm.request import Cluster, Wrong, document_of, passed_on
+    from fairlead.slurm.request import Wrong, passed_on
     from fairlead.wire import operations as op
 
     first = parts[0]
     try:
-        document: Any = document_of(
-            parts,
-            Cluster(client),
-            _command(first, script, arguments),
-            first["job-name"],
-            passed_on(first, os.environ),
-            user_name(),
+        document = document_of_script(
+            client, first, script, passed_on(first, os.environ), user_name(), parts, arguments
         )
-        document["labels"] |= _shown(first, document)
         if "test-only" in first:
             return _test(client, document)
         submitted = client.send(op.Submit(document=document))
@@ -140,7 +134,26 @@ def _submit(client: Client, parts: list[Given], script: str, arguments: list[str
     return _wait(client, submitted.job) if "wait" in first else 0
 
 
-def _command(given: Given, script: str, arguments: list[str]) -> list[str]:
+def document_of_script(
+    client: Client,
+    first: Given,
+    script: str,
+    environment: Mapping[str, str],
+    user: str,
+    parts: Sequence[Given] = (),
+    arguments: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the document of a job that runs a script. `parts` has the options of each part, `first` of the first."""
+    from fairlead.slurm.request import Cluster, document_of
+
+    first.setdefault("job-name", "sbatch")
+    command = _command(first, script, list(arguments), user)
+    document = document_of(list(parts) or [first], Cluster(client), command, first["job-name"], environment, user)
+    document["labels"] |= _shown(first, document)
+    return document
+
+
+def _command(given: Given, script: str, arguments: list[str], user: str) -> list[str]:
     from fairlead.slurm.request import pattern_code, script_parts
 
     with open(os.path.join(os.path.dirname(__file__), "start.sh")) as file:  # importlib.resources takes 15 ms to load
@@ -148,10 +161,13 @@ def _command(given: Given, script: str, arguments: list[str]) -> list[str]:
     words = script_parts(script)
     mode = ">>" if given.get("open-mode", "t").lower().startswith("a") else ">"
     default = "slurm-%A_%a.out" if "array" in given else "slurm-%j.out"
-    name, user = given["job-name"], user_name()
-    code = f"exec <{pattern_code(given.get('input') or '/dev/null', name, user)}"
-    code += f" {mode}{pattern_code(given.get('output') or default, name, user)}"
-    code += f" 2{mode}{pattern_code(given['error'], name, user)}" if given.get("error") else " 2>&1"
+    name = given["job-name"]
+    files = [given.get("input") or "/dev/null", given.get("output") or default, given.get("error", "")]
+    # Programs such as submitit make a folder with the id of a job after its submission, when it may run already.
+    folders = [os.path.dirname(path) for path in files[1:] if "%" in os.path.dirname(path)]
+    code = "".join([f"mkdir -p {pattern_code(folder, name, user)}; " for folder in folders])
+    code += f"exec <{pattern_code(files[0], name, user)} {mode}{pattern_code(files[1], name, user)}"
+    code += f" 2{mode}{pattern_code(files[2], name, user)}" if files[2] else " 2>&1"
     return ["/bin/sh", "-c", start, "slurm_script", code, str(len(words)), *words, *arguments]
 
 

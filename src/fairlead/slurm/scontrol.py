@@ -75,7 +75,7 @@ def hostlist(given: Given, names: list[str]) -> int:
 
 def show_job(given: Given, names: list[str]) -> int:
     with connect(NAME, given) as client:
-        rows = _rows(client, names[0] if names else "")
+        rows = rows_named(client, names[0] if names else "")
     if not rows and names:
         _problem("slurm_load_jobs error: Invalid job id specified")
     if "json" in given:
@@ -90,7 +90,8 @@ def show_job(given: Given, names: list[str]) -> int:
     return 0
 
 
-def _rows(client: Client, word: str) -> list[Row]:
+def rows_named(client: Client, word: str) -> list[Row]:
+    """Return the rows of jobs by their ids, also of those that are over; of all jobs without ids."""
     from fairlead.client.calls import Problem
     from fairlead.wire import operations as op
 
@@ -321,7 +322,7 @@ def show_step(given: Given, names: list[str]) -> int:
     wanted = names[0] if names else ""
     job, _, step = wanted.partition(".")
     with connect(NAME, given) as client:
-        rows = [row for row in _rows(client, job) if row.state == "RUNNING"]
+        rows = [row for row in rows_named(client, job) if row.state == "RUNNING"]
         found = [
             entry
             for row, steps in steps_of(client, rows)

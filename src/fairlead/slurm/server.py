@@ -41,12 +41,26 @@ def connect(command: str, given: Given) -> Iterator[Client]:
 
 
 def pages_of(client: Client, wanted: op.Jobs | op.History, ids: Sequence[str]) -> Iterator[Any]:
-    """Yield pages of the jobs with these ids, in as many requests as they need; of all jobs without ids."""
+    """Yield pages of the jobs with these ids, in as many requests as they need; of all jobs without ids.
+
+    While a page is used, the next one is on its way.
+    """
     from msgspec.structs import replace
 
     for at in range(0, max(1, len(ids)), MOST_IDS):
         part: Any = replace(wanted, id=list(ids[at : at + MOST_IDS]))
-        yield from client.pages(part)
+        page = client.send(part)
+        if not page.next:
+            yield page
+            continue
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as ahead:
+            while page.next:
+                coming = ahead.submit(client.send, replace(part, cursor=page.next))
+                yield page
+                page = coming.result()
+            yield page
 
 
 def caller(client: Client) -> str:
