@@ -107,7 +107,7 @@ def _submit(client: Client, parts: list[Given], script: str, arguments: list[str
 
     first = parts[0]
     try:
-        document = document_of_script(
+        document: Any = document_of_script(
             client, first, script, passed_on(first, os.environ), user_name(), parts, arguments
         )
         if "test-only" in first:
