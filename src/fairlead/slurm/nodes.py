@@ -16,8 +16,8 @@ SHORT = {
     "IDLE": "idle", "MIXED": "mix", "ALLOCATED": "alloc", "DRAINING": "drng", "DRAINED": "drain", "DOWN": "down",
     "RESERVED": "resv", "UNKNOWN": "unk",
 }  # fmt: skip
-OWN = ("version", "users", "cgroup", "tmp", "node")
-"""Labels that say how an agent runs; all others are features."""
+OWN = ("version", "users", "cgroup", "tmp", "node", "image")
+"""Labels, or what comes before their first dot, that say how an agent runs; all others are features."""
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class Host(msgspec.Struct, frozen=True):
 
     @property
     def features(self) -> str:
-        labels = sorted((name, value) for name, value in self.node.labels.items() if name not in OWN)
+        labels = sorted((name, value) for name, value in self.node.labels.items() if name.partition(".")[0] not in OWN)
         return ",".join(name if value in ("", "true") else f"{name}={value}" for name, value in labels)
 
     @property
