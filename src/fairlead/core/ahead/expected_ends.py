@@ -49,6 +49,9 @@ class Forecast:
             self.add(allocation, now)
 
     def add(self, allocation: Allocation, now: Micros) -> None:
+        terms = allocation.stage.terms
+        if terms.estimate is None and terms.time_limit is None and allocation.expected is None:
+            return  # the end is unknown
         if self.given is not None:
             self.given.add(allocation, now)
         self._add(allocation, now)
