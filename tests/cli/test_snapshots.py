@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Client, Executor, Problem
+from fairlead import Client, Problem
 from fairlead.client.snapshots import files_of, pack
 from fairlead.history.outputs import MAX_BEGUN, OutputStore
 from fairlead.history.stores import FolderStore
@@ -115,19 +115,6 @@ def test_content_is_sent_in_pieces_once_and_only_for_its_user(up: Up) -> None:
             client.send(op.StoreContent(digest="0" * 64, document=wrong))
         with pytest.raises(Problem, match="is no SHA-256"):
             client.send(op.StoreContent(digest="etc", document=wrong))
-
-
-def test_an_executor_takes_and_returns_large_objects(up: Up) -> None:
-    with Client(up.url, up.token) as client, Executor(client) as executor:
-        data = os.urandom(10_000_000)
-        assert executor.submit(lambda part: part[::-1], data).result() == data[::-1]
-    lacking = r"/usr/bin/python3 (has no package cloudpickle|is not Python)"
-    with (
-        Client(up.url, up.token) as client,
-        Executor(client, python="/usr/bin/python3") as executor,
-        pytest.raises(RuntimeError, match=lacking),
-    ):
-        executor.submit(lambda: 1).result()
 
 
 def test_a_user_can_begin_only_a_few_contents(tmp_path: Path) -> None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from typing import Any
 
 import pytest
 
-import fairlead
 from fairlead.client import AsyncClient, Client, NeverRuns, Problem
 from fairlead.client.calls import Patience
-from fairlead.client.executor import Lost
 from fairlead.wire import operations as op
 from tests.live import SECONDS, Up
-from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -270,153 +264,6 @@ def test_closing_ends_what_is_being_read() -> None:
 
 
 # -- functions ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def executor(client: Client) -> Iterator[fairlead.Executor]:
-    with fairlead.Executor(client, resources=SMALL) as found:
-        yield found
-
-
-def test_results_and_errors_come_back(executor: fairlead.Executor) -> None:
-    def divide(a: int, b: int) -> float:
-        print("this goes to standard error")
-        return a / b
-
-    assert executor.submit(divide, 6, b=3).result(SECONDS) == 2.0
-    failed = executor.submit(divide, 1, 0)
-    with pytest.raises(ZeroDivisionError) as raised:
-        failed.result(SECONDS)
-    assert "divide" in str(raised.value.__cause__)
-    assert executor.submit(os.getpid).result(SECONDS) != os.getpid()
-
-
-def test_an_executor_starts_at_once(client: Client) -> None:
-    """Its first call waits for the follower, which needs the lock: the lock is free meanwhile."""
-    shared = fairlead.Executor(client, resources=SMALL)._shared
-    free: list[bool] = []
-
-    def take_and_release() -> None:
-        free.append(shared._lock.acquire(blocking=False))
-        if free[-1]:
-            shared._lock.release()
-
-    class Following(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            follower = threading.Thread(target=take_and_release)
-            follower.start()
-            follower.join()
-            return True
-
-    shared._following = Following()
-    shared._threads = [threading.current_thread()]  # so that no thread of its own takes the lock meanwhile
-    shared.start({}, "call")
-    assert free == [True]
-
-
-def test_map(executor: fairlead.Executor) -> None:
-    assert list(executor.map(lambda a, b: a + b, range(10), range(10), chunksize=4)) == list(range(0, 20, 2))
-    large = executor.submit(lambda text: text[::-1], "ab" * 500_000).result(SECONDS)
-    assert large == "ba" * 500_000
-
-
-def test_a_call_can_be_cancelled(executor: fairlead.Executor, client: Client) -> None:
-    slow = executor.submit(time.sleep, 600)
-    until(lambda: slow.job)
-    assert slow.cancel() and slow.cancelled()
-    assert client.wait(slow.job, timeout=SECONDS).state == "killed"  # type: ignore[attr-defined]
-
-
-def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Client) -> None:
-    slow = executor.but(name="other").submit(time.sleep, 600)
-    until(lambda: slow.job)
-    client.kill(slow.job)  # type: ignore[attr-defined]
-    with pytest.raises(Lost):
-        slow.result(SECONDS)
-
-
-def test_calls_that_can_never_run_are_warned_of(executor: fairlead.Executor) -> None:
-    with pytest.warns(NeverRuns, match="no node has a GPU"):
-        waits = executor.but(resources={"gpu": 1}).submit(len, "")
-        until(lambda: waits.job)
-    assert waits.cancel()
-
-
-def test_calls_that_are_refused(executor: fairlead.Executor) -> None:
-    with pytest.raises(ValueError, match="pass file names"):
-        executor.submit(len, os.urandom(2_000_000))
-    with pytest.raises(ValueError, match="write it to a file"):
-        executor.submit(os.urandom, 8_000_000).result(SECONDS)
-    with pytest.raises(Problem, match="there is no queue"):
-        executor.but(queue="root.none").submit(len, "x").result(SECONDS)
-
-
-Submitting = tuple[threading.Event, threading.Event]
-
-
-@pytest.fixture
-def submitting(client: Client, monkeypatch: pytest.MonkeyPatch) -> Submitting:
-    """Delay submissions; return the event of their begin, and the event that lets them go on."""
-    began, go = threading.Event(), threading.Event()
-    send = client.submit_many
-
-    def slowly(documents: Any) -> Any:
-        began.set()
-        go.wait(SECONDS)
-        return send(documents)
-
-    monkeypatch.setattr(client, "submit_many", slowly)
-    return began, go
-
-
-def test_shutdown_while_calls_are_submitted(client: Client, submitting: Submitting) -> None:
-    """The calls are in no list for a moment, and an event of another job arrives just then."""
-    began, go = submitting
-    executor = fairlead.Executor(client, resources=SMALL)
-    call = executor.submit(abs, -3)
-    assert began.wait(SECONDS)
-    executor.shutdown(wait=False)
-    client.wait(client.submit(["true"], resources=SMALL), timeout=SECONDS)
-    go.set()
-    assert call.result(SECONDS) == 3
-
-
-def test_what_was_cancelled_while_it_was_submitted_is_killed(client: Client, submitting: Submitting) -> None:
-    began, go = submitting
-    executor = fairlead.Executor(client, resources=SMALL)
-    call = executor.submit(time.sleep, 600)
-    assert began.wait(SECONDS)
-    ending = threading.Thread(target=lambda: executor.shutdown(cancel_futures=True))
-    ending.start()
-    wait([call], SECONDS)
-    assert call.cancelled()
-    go.set()
-    ending.join(SECONDS)
-    assert client.wait(call.job, SECONDS).state == "killed"  # type: ignore[attr-defined]
-
-
-def test_calls_whose_client_was_closed_end_with_an_error(up: Up, client: Client) -> None:
-    other = Client(up.url, up.token)
-    executor = fairlead.Executor(other, resources=SMALL)
-    slow = executor.submit(time.sleep, 600)
-    until(lambda: slow.job)
-    other.close()
-    with pytest.raises(RuntimeError):
-        slow.result(SECONDS)
-    client.kill(slow.job)  # type: ignore[attr-defined]
-
-
-def test_shutdown(client: Client) -> None:
-    executor = fairlead.Executor(client, resources=SMALL)
-    calls = [executor.submit(abs, -number) for number in range(5)]
-    executor.shutdown()
-    assert [call.result(0) for call in calls] == list(range(5))
-    with pytest.raises(RuntimeError):
-        executor.submit(abs, 1)
-    other = fairlead.Executor(client, resources=SMALL)
-    slow = [other.submit(time.sleep, 600) for _ in range(3)]
-    other.shutdown(cancel_futures=True)
-    assert not wait(slow, SECONDS).not_done and all(call.cancelled() for call in slow)
 
 
 # -- both clients ------------------------------------------------------------------------------------------------

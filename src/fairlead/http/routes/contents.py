@@ -1,4 +1,4 @@
-"""Handlers for content that users store for their jobs: snapshots of code, and large calls of executors."""
+"""Handlers for content that users store for their jobs: snapshots of code."""
 
 from __future__ import annotations
 
