@@ -842,7 +842,7 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
             cluster.report("second" if name == "first" else "third", "running")
     found = compared(cluster, replay=DAY, add_nodes={"n": 2})
     assert waits(found) == {"second": (600.0, 0.0), "third": (1200.0, 0.0)}
-    busy, behind = "for nodes busy with jobs of queue root.default", "behind other jobs of queue root.default"
+    busy, behind = "for nodes busy with jobs of queue root.all", "behind other jobs of queue root.all"
     assert {part["text"]: part["seconds"] for part in found["waits_before"]} == {busy: 1200.0, behind: 600.0}
     assert found["waits_after"] == []
     with pytest.raises(Refused, match=r'without\[0\].*queue "root.none"'):
