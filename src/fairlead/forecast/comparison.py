@@ -78,6 +78,8 @@ def compare(follower: Follower, question: WhatIfQuestion) -> dict[str, Any]:
     supposed = read_changes(question.changes, follower.state)
     if question.replay:
         return _replayed(follower, question, supposed)
+    if supposed.without:
+        raise Refused("without", "only jobs of the past can be left out; name a time in replay, too")
     return _live(follower, question, supposed)
 
 
@@ -116,8 +118,7 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
         priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
     config = _config(read, partition)
     without = read.texts("without")
-    if read.get("replay") is None and without:
-        raise Refused("without", "only jobs of the past can be left out; name a time in replay, too")
+    read.get("replay")  # the server has read and checked it
     read.close()
     if not (nodes or removed or priorities or config or without):
         raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
