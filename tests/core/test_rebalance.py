@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.preempt import victims
+from fairlead.core.resources import Vector
+from fairlead.core.shape import Shape
 from fairlead.testing import World
 
 SETTINGS = {"unit": "slots", "rebalance_threshold": 20, "rebalance_after": "4min", "preempt_grace": "30s"}
@@ -569,3 +572,25 @@ def test_a_task_that_takes_two_slots_gets_both() -> None:
     w.finish(stopping[1])
     w.advance(1)
     assert w.job("owner").state == "running"
+
+
+def test_equal_tasks_on_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, the search for a gang tries more than a hundred sets of tasks on each node."""
+    tried: list[int] = []
+    fitting = victims.fitting_in
+
+    def counted(free: Vector, used: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+        tried.append(most)
+        return fitting(free, used, shape, most)
+
+    monkeypatch.setattr(victims, "fitting_in", counted)
+    w = World({"queues": {"root": {"own": {"share": 60}, "b": {"share": 20}, "c": {"share": 20}}}})
+    w.nodes(100, cpu=8)
+    for queue in ("b", "c"):
+        w.submit(queue=f"root.{queue}", stages=[{"array": 400, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.advance(100)
+    owner = w.submit(queue="root.own", stages=[{"count": 40, "resources": {"cpu": 4}}])
+    w.advance(70)
+    assert len(w.placements(owner)) == 40
+    assert len(tried) < 3 * 100

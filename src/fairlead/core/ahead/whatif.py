@@ -96,11 +96,16 @@ class WhatIf:
 
     def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
         """End some tasks of an allocation."""
-        self.take(allocation.node, allocation.stage.shape, -count(block), _devices_of(allocation, block))
+        self.take(allocation.node, allocation.stage.shape, -count(block), devices_of(allocation, block))
 
     def free_on(self, node_id: int) -> Vector:
         """Return the free resources of a node, without devices. Do not alter the result."""
         return self._node(node_id)[0]
+
+    def left_on(self, node_id: int) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
+        """Return the free resources of a node and the used part of each device, as a key to compare nodes by."""
+        free, used = self._node(node_id)
+        return tuple(free.items()), tuple(used)
 
     def without_some(
         self, node_id: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]
@@ -111,7 +116,7 @@ class WhatIf:
         for allocation, block in gone:
             shape = allocation.stage.shape
             add(free, shape.resources, count(block))
-            for device in _devices_of(allocation, block):
+            for device in devices_of(allocation, block):
                 if device < len(used):
                     used[device] -= shape.device_milli
         return free, used
@@ -133,7 +138,8 @@ class WhatIf:
         return free_and_used
 
 
-def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
+def devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the devices of some tasks of an allocation."""
     if not allocation.devices or block == allocation.indices:
         return allocation.devices
     per_task = len(allocation.devices) // max(1, count(allocation.indices))

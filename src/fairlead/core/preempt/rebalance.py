@@ -316,8 +316,9 @@ class Balance:
             free = nodes if first is None else [*nodes, *clearing.end(first)]
             return not any(clearing.clear(stage, clearing.put(stage, needed, free), level) for stage, needed in needs)
 
-        fits = self._fits_by_stops(needs, saved, enough)
-        if not fits and within:
+        may_fit = all(clearing.may_fit(stage, needed) for stage, needed in needs)
+        fits = may_fit and self._fits_by_stops(needs, saved, enough)
+        if may_fit and not fits and within:
             self._crossing = True
             fits = self._fits_by_stops(needs, saved, enough)
             self._crossing = False

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from fairlead.core.admission import has_claimed
-from fairlead.core.ahead.whatif import WhatIf
+from fairlead.core.ahead.whatif import WhatIf, devices_of
 from fairlead.core.changes import Stopped
 from fairlead.core.model import Allocation, Ask, Job, Micros, Place, Stage
 from fairlead.core.node_fit import fitting_in
@@ -56,8 +56,11 @@ class Victim(NamedTuple):
         return {allocation.node: None for allocation, _ in self.tasks}
 
 
-Candidate = tuple[Victim, Unit, list[Block]]
-"""A victim, its remaining tasks in this trial, and those of them on one node."""
+Candidate = tuple[Victim, Unit, list[Block], int]
+"""A victim, its remaining tasks in this trial, those of them on one node, and its kind.
+
+Candidates of one kind free the same on their node, cost their queues the same, and differ only in rank.
+"""
 
 Solution = tuple[tuple[int, int, Cost], Sequence[Candidate]]
 """The rank of victims on a node, and the victims. The rank: tasks that stop, minus the tasks that then fit, cost."""
@@ -79,7 +82,7 @@ class Clearing:
         self.chosen: list[Victim] = []
         self.losses: Losses = {}
         self.unit_losses: list[Losses] = []
-        """The losses by each chosen victim alone."""
+        """The losses by each chosen victim alone, without repetitions."""
         self.places: dict[tuple[int, int], int] = {}
         """Node and stage → the number of tasks placed there."""
         self._keeps = keeps
@@ -100,6 +103,12 @@ class Clearing:
         """Gang → the victims that are single tasks of it, and the victim that is the whole gang."""
         self.overlaps = False
         """True if victims chosen later may make earlier ones on the same node unneeded."""
+        self._kinds: dict[object, int] = {}
+        self._sets: dict[tuple[int, tuple[int, ...]], list[tuple[int, ...]]] = {}
+        self._fits: dict[object, int] = {}
+        """Caches: numbers of kinds, sets of candidates by size and kinds, and how many tasks fit without victims."""
+        self._may: dict[tuple[int, ...], bool] = {}
+        """Kinds of victims → True if they may go, until the losses change."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
@@ -148,6 +157,7 @@ class Clearing:
         """
         heap: list[Offer] = []
         version: dict[int, int] = {}
+        self._may.clear()
         for node_id in sorted(self._on) if wanted else ():
             self._offer(heap, version, node_id, stage, wanted, level)
         while wanted and heap:
@@ -167,6 +177,25 @@ class Clearing:
                 version[touched_id] = version.get(touched_id, 0) + 1
                 self._offer(heap, version, touched_id, stage, wanted, level)
         return wanted
+
+    def may_fit(self, stage: Stage, wanted: int) -> bool:
+        """False if some of the tasks would not fit although all victims had ended."""
+        shape = stage.shape
+        for node_id in self.partition.nodes.rows if wanted > 0 else ():
+            if self.whatif.takes(node_id, shape):
+                victims = self._on.get(node_id, ())
+                gangs = {victim.unit.of for victim in victims if victim.unit.gang}
+                gone = [
+                    block
+                    for victim in victims
+                    if victim.unit.gang or victim.unit.of not in gangs
+                    for block in self._rest(victim)[1].get(node_id, ())
+                ]
+                most = 1 if shape.key.apart else wanted
+                wanted -= fitting_in(*self.whatif.without_some(node_id, gone), shape, most)[0]
+            if wanted <= 0:
+                return True
+        return wanted <= 0
 
     def _put_on(self, node_id: int, stage: Stage, wanted: int) -> int:
         if stage.shape.key.apart and self._is_near(node_id, stage):
@@ -188,6 +217,7 @@ class Clearing:
     def end(self, victim: Victim) -> dict[int, None]:
         """Count a victim as ended. Returns the nodes that have more capacity now."""
         blocks = self.blocks(victim)
+        self._may.clear()
         for allocation, block in blocks:
             self.whatif.end_some(allocation, block)
             self._gone.setdefault(allocation.id, Ranges()).add(block)
@@ -197,8 +227,10 @@ class Clearing:
         _lose(self.losses, blocks)
         self._lessen(victim, blocks)
         self.chosen.append(victim)
-        self.unit_losses.append({})
-        _lose(self.unit_losses[-1], blocks)
+        lost: Losses = {}
+        _lose(lost, blocks)
+        if lost not in self.unit_losses:
+            self.unit_losses.append(lost)
         return {allocation.node: None for allocation, _ in blocks}
 
     def expect(self, allocation: Allocation) -> None:
@@ -289,12 +321,14 @@ class Clearing:
             return
         if stage.shape.key.apart and self._is_near(node_id, stage):
             return
+        victims = [victim for victim in self._on[node_id] if victim.unit.priority <= level and self._counts(victim)]
         candidates: list[Candidate] = []
-        for victim in self._on[node_id]:
-            if victim.unit.priority <= level and self._counts(victim):
-                tasks, nodes = self._rest(victim)
-                if node_id in nodes:
-                    candidates.append((victim, victim.unit._replace(tasks=tasks), nodes[node_id]))
+        for victim in victims:
+            tasks, nodes = self._rest(victim)
+            if node_id in nodes:
+                unit = victim.unit if victim.unit.tasks == tasks else victim.unit._replace(tasks=tasks)
+                kind = self._kind(victim, nodes[node_id], len(victims))
+                candidates.append((victim, unit, nodes[node_id], kind))
         if not candidates:
             return
         most = 1 if stage.shape.key.apart else wanted
@@ -302,7 +336,7 @@ class Clearing:
         best = search(node_id, stage, candidates, most)
         if best is not None:
             (tasks, fewer, cost), chosen = best
-            victims = [victim for victim, _, _ in chosen]
+            victims = [candidate[0] for candidate in chosen]
             heappush(heap, (tasks * 1_000_000 // -fewer, cost, node_id, version.get(node_id, 0), -fewer, victims))
 
     def _counts(self, victim: Victim) -> bool:
@@ -311,26 +345,47 @@ class Clearing:
             return False
         return not self.spared or any(allocation.id not in self.spared for allocation, _ in victim.tasks)
 
+    def _kind(self, victim: Victim, blocks: list[Block], most: int) -> int:
+        """Return the kind of a victim with these tasks on a node that has `most` victims."""
+        unit = victim.unit
+        queue, freed = victim.stage.job.queue.path, tuple([_freed_by(block) for block in blocks])
+        key: tuple[object, ...] = (queue, unit.priority, freed)
+        if unit.gang:
+            key = (id(victim), freed)
+        elif self._gangs[unit.of][1] or self._lost.get((unit.of, unit.stage), 0) + most > unit.spare:
+            key = (*key, unit.of, unit.stage)  # not all of them may stop, or not beside their gang
+        return self._kinds.setdefault(key, len(self._kinds))
+
+    def _sets_of(self, size: int, candidates: Sequence[Candidate]) -> list[tuple[int, ...]]:
+        """Return the sets of `size` candidates, by position. Of sets with the same kinds only the first is returned.
+
+        It has the lowest ranks, because candidates of one kind are in the order of their ranks.
+        """
+        kinds = tuple([kind for *_, kind in candidates])
+        sets = self._sets.get((size, kinds))
+        if sets is None:
+            first: dict[tuple[int, ...], tuple[int, ...]] = {}
+            for chosen in combinations(range(len(kinds)), size):
+                first.setdefault(tuple(sorted([kinds[at] for at in chosen])), chosen)
+            sets = self._sets[size, kinds] = list(first.values())
+        return sets
+
     def _best(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
         """Return the cheapest set of victims on a node that frees capacity for a task, comparing all sets."""
         best: Solution | None = None
         for size in range(1, len(candidates) + 1):
             if best is not None and size > best[0][0]:
                 break  # each victim stops at least one task
-            for chosen in combinations(candidates, size):
-                units = [unit for _, unit, _ in chosen]
-                if not are_apart(units):
+            for positions in self._sets_of(size, candidates):
+                chosen = [candidates[at] for at in positions]
+                fitting = self._fitting(node_id, stage, chosen, most)
+                units = [candidate[1] for candidate in chosen]
+                if not fitting or not are_apart(units):
                     continue
                 cost = cost_of(units, self._rank)
-                if best is None or (cost[0], -most, cost) < best[0]:
-                    fitting = self._fitting(node_id, stage, chosen, most)
-                    worth = (cost[0], -fitting, cost)
-                    if (
-                        fitting
-                        and (best is None or worth < best[0])
-                        and self._may_go([candidate[0] for candidate in chosen])
-                    ):
-                        best = (worth, chosen)
+                worth = (cost[0], -fitting, cost)
+                if (best is None or worth < best[0]) and self._may_all_go(chosen):
+                    best = (worth, chosen)
         return best
 
     def _greedy(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
@@ -358,7 +413,7 @@ class Clearing:
                 without = [other for other in chosen if other is not candidate]
                 if self._make_way(node_id, stage, without):
                     chosen = without
-            total = cost_of([unit for _, unit, _ in chosen], self._rank)
+            total = cost_of([candidate[1] for candidate in chosen], self._rank)
             worth = (total[0], -self._fitting(node_id, stage, chosen, most), total)
             if best is None or worth < best[0]:
                 best = (worth, chosen)
@@ -369,10 +424,10 @@ class Clearing:
         chosen: list[Candidate] = []
         for candidate in candidates:
             unit = candidate[1]
-            if any(other.gang and other.of == unit.of for _, other, _ in chosen):
+            if any(other[1].gang and other[1].of == unit.of for other in chosen):
                 continue
             kept = [other for other in chosen if other[1].gang or not unit.gang or other[1].of != unit.of]
-            if self._may_go([other[0] for other in (*kept, candidate)]):
+            if self._may_all_go([*kept, candidate]):
                 chosen = [*kept, candidate]
             if self._make_way(node_id, stage, chosen):
                 break
@@ -380,19 +435,36 @@ class Clearing:
 
     def _make_way(self, node_id: int, stage: Stage, candidates: Sequence[Candidate]) -> bool:
         """True if one task fits a node without these tasks, and the queues of these tasks allow them to be stopped."""
-        return bool(self._fitting(node_id, stage, candidates, 1)) and self._may_go(
-            [victim for victim, _, _ in candidates]
-        )
+        return bool(self._fitting(node_id, stage, candidates, 1)) and self._may_all_go(candidates)
+
+    def _may_all_go(self, candidates: Sequence[Candidate]) -> bool:
+        kinds = tuple(sorted([kind for *_, kind in candidates]))
+        may = self._may.get(kinds)
+        if may is None:
+            may = self._may[kinds] = self._may_go([candidate[0] for candidate in candidates])
+        self.refused = self.refused or not may
+        return may
 
     def _fitting(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> int:
         """Return the number of tasks that fit a node without these victims, up to `most`."""
-        free, devices = self.whatif.without_some(node_id, [block for _, _, blocks in candidates for block in blocks])
-        return fitting_in(free, devices, stage.shape, most)[0]
+        kinds = tuple(sorted([kind for *_, kind in candidates]))
+        key = (self.whatif.left_on(node_id), kinds, id(stage.shape), most)
+        fitting = self._fits.get(key)
+        if fitting is None:
+            gone = [block for candidate in candidates for block in candidate[2]]
+            fitting = self._fits[key] = fitting_in(*self.whatif.without_some(node_id, gone), stage.shape, most)[0]
+        return fitting
+
+
+def _freed_by(block: Block) -> tuple[int, int, tuple[int, ...]]:
+    """Return a key that is equal for tasks with equal resources on equal devices of their node."""
+    allocation, tasks = block
+    return id(allocation.stage.shape), count(tasks), devices_of(allocation, tasks)
 
 
 def _help_of(candidate: Candidate, lacking: Vector) -> int:
     """Return how much of the lacking amounts a candidate frees per task, in millionths summed over resources."""
-    _, unit, blocks = candidate
+    _, unit, blocks, _ = candidate
     freed: Vector = {}
     for allocation, block in blocks:
         add(freed, allocation.stage.shape.resources, count(block))
