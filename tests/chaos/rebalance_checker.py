@@ -158,9 +158,7 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
     free, coming = Rooms(partition), _rooms_without_stopping(partition, now)
     waiting = [ask for ask in _first_asks(partition) if not free.whole(ask)]
     wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
-    expected, with_holds = _Use(partition, claims=True), _Use(partition, claims=True)
-    for stage, tasks in set_aside(partition):
-        with_holds.add(stage, tasks)
+    expected = _Use(partition, claims=True)
     reasons: dict[str, str] = {}
     for parent in partition.queues.values():
         children = list(parent.children.values())
@@ -179,8 +177,10 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
             for ask in waiting:
                 if child not in ask.stage.job.queue.line() or ask.seq in partition.promises or coming.whole(ask):
                     continue
-                recalled = ask.seq in partition.holds and partition.holds[ask.seq].recalled
-                if not recalled and with_holds.of(child) >= rights.of(child):
+                with_others = _Use(partition, claims=True)
+                for stage, tasks in set_aside(partition, without=ask):
+                    with_others.add(stage, tasks)
+                if with_others.of(child) >= rights.of(child):
                     continue
                 helpers = _helpers(partition, now, parent, ask, [unit for unit in units if child not in unit.line])
                 if helpers:

@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from fairlead.core.expiry import due
 from fairlead.core.holds.earmarks import is_stuck
@@ -698,6 +698,7 @@ def test_an_elastic_gang_stops_whole_if_more_is_needed_than_it_can_spare() -> No
     wanted=st.integers(1, 3),
     node=st.none() | st.integers(0, 4),
 )
+@example(jobs=[(3, 2, 0), (2, 2, 0)], wanted=3, node=None)
 def test_the_best_set_of_all(jobs: list[tuple[int, int, int]], wanted: int, node: int | None) -> None:
     """Small worlds, in which all sets of tasks can be compared."""
     w = on_one_each(5)
@@ -726,7 +727,7 @@ def test_the_best_set_of_all(jobs: list[tuple[int, int, int]], wanted: int, node
             if 0 < len(rest) < spec.min:
                 return None
             broken += not rest and spec.min > 1
-            ages += [-int(name[1:])] * (1 if not rest and spec.min > 1 else spec.count - len(rest))
+            ages += [-int(name[1:])] * (spec.count - len(rest))
         highest = max((w._job(name).priority for name, _, _ in stopped), default=-1)
         return highest, len(stopped), broken, sorted(ages, reverse=True)
 

@@ -594,3 +594,40 @@ def test_equal_tasks_on_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPat
     w.advance(70)
     assert len(w.placements(owner)) == 40
     assert len(tried) < 3 * 100
+
+
+def owned(w: World, name: str, **stage: Any) -> str:
+    return w.submit(name=name, queue="root.a", stages=[{"name": "s", "resources": {"cpu": 1}, **stage}])
+
+
+def test_a_task_behind_a_planned_gang_gets_the_room_that_is_freed_for_it() -> None:
+    """It would delay the gang on other nodes, and loans that end before the gang would start there again and again."""
+    w = World({"rebalance_after": "1min", "recall_after": 0, "preempt_grace": "10s"})
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    w.nodes(4, cpu=1)
+    array(w, "b", 4, "lent", estimate=3600)
+    w.advance(1)
+    owned(w, "gang", count=4)
+    owned(w, "single", resources={"cpu": "900m"})
+    array(w, "b", 8, "short", estimate=60)
+    w.advance(120)
+    assert w.job("single").state == "running" and w.job("gang").state == "pending"
+    assert (len(w.placements("lent")), len(w.placements("short"))) == (3, 0)
+
+
+@pytest.mark.parametrize("mode", ["off", "easy", "shortest", "conservative"])
+def test_free_nodes_that_a_gang_may_not_use_yet_do_not_count_for_its_queue(mode: str) -> None:
+    """The pair waits behind a gang beyond the share of the queue, and a task of another size is within the share."""
+    w = World({"rebalance_after": "1min", "recall_after": 0, "preempt_grace": "10s", "backfill": mode})
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    w.nodes(2, cpu=4)
+    array(w, "b", 4, "known", estimate=3600)
+    array(w, "b", 2, "lent")
+    w.advance(1)
+    owned(w, "gang", count=6)
+    owned(w, "pair", count=2)
+    owned(w, "single", resources={"cpu": 3})
+    w.advance(120)
+    assert w.job("single").state == "running" and len(w.placements("lent")) == 1

@@ -354,6 +354,14 @@ def is_planned(partition: Partition, ask: Ask) -> bool:
     return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.plans(ask)
 
 
+def is_kept_back(partition: Partition, ask: Ask) -> bool:
+    """True if an ask may start only beside the planned start of another one, unless nodes are kept for it."""
+    backfill = partition.memory.backfill
+    if not isinstance(backfill, Backfill) or backfill.when is None or backfill.head is ask:
+        return False
+    return not ends_in_time(partition.now, run_time(partition, ask), backfill.when)
+
+
 def planned_before(partition: Partition, ask: Ask) -> tuple[int, ...]:
     """Return the nodes on which the last match planned asks whose turn is before that of an ask."""
     backfill = partition.memory.backfill

@@ -15,6 +15,7 @@ from itertools import dropwhile, islice
 from typing import Any, NamedTuple
 
 from fairlead.core.admission import Admission, has_claimed
+from fairlead.core.ahead.easy import is_kept_back
 from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs, asked_for, is_single, minimum_by_stage
@@ -152,7 +153,7 @@ class Balance:
                 return
             elif self._admission().refusal(ask, minimum_by_stage(ask)) is None:
                 within = self._stays_within(child, minimum_by_stage(ask))
-                if not self._claim_whole(child, ask, within) and within:
+                if not self._claim_whole(child, ask, within, hidden) and within:
                     if is_recalled(self.partition, ask):  # its share stays set aside
                         for stage, needed in minimum_by_stage(ask):
                             self._use(child, stage, needed)
@@ -184,8 +185,14 @@ class Balance:
 
         fitting = free(lacking)
         places: tuple[Place, ...] = ()
-        if not (own or let_end) and len(clearing.chosen) - before > fitting > 0:
-            # Several tasks or gangs stop for one task: without a promise, others would take each part of their room.
+        stopped = len(clearing.chosen) - before
+        if (
+            not (own or let_end)
+            and fitting > 0
+            and (stopped > fitting or (stopped and is_kept_back(self.partition, head)))
+        ):
+            # Several tasks or gangs stop for one task, or the task is kept back for a planned head: without a promise,
+            # others would take each part of their room.
             clearing.restore(saved)
             fitting, places = free(1), clearing.places_of()
         victims = clearing.chosen[before:]
@@ -295,8 +302,11 @@ class Balance:
         clearing.whatif.own = ()
         return wanted - left
 
-    def _claim_whole(self, child: Queue, head: Ask, within: bool) -> bool:
-        """Find victims for a gang. True if it can start when they end, or without victims."""
+    def _claim_whole(self, child: Queue, head: Ask, within: bool, hidden: bool) -> bool:
+        """Find victims for a gang. True if it can start when they end, or without victims unless `hidden`.
+
+        With `hidden`, an ask ahead of it has no capacity yet, so it does not start on free nodes.
+        """
         clearing, needs = self._clearing, minimum_by_stage(head)
         before = len(clearing.chosen)
         own = clearing.whatif.own = own_nodes(self.partition, head)
@@ -328,6 +338,8 @@ class Balance:
             if any(node_id not in own for node_id, _, _ in places):
                 fits = False
             places = ()
+        if hidden and not (chosen or own):
+            fits = False
         if not fits:
             clearing.restore(saved)
         else:
