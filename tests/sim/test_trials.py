@@ -147,7 +147,7 @@ def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
                 found.setdefault(allocation.id, []).append(index)
         return [(plan.partition.allocations[number], flat(block)) for number, block in found.items()]
 
-    monkeypatch.setattr(reports, "_is_whole", lambda plan, allocation, command: False)
+    monkeypatch.setattr(reports, "_whole", lambda plan, stage, command: None)
     monkeypatch.setattr(reports, "_live", live)
 
 
