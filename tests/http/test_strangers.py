@@ -79,7 +79,7 @@ def test_a_hold_for_another_user(tmp_path: Path, sees: bool) -> None:
         seen = everything(eve, first, last)
         assert leaks(seen) == []
         (waiting,) = eve.get(f"/api/v1/jobs/{last}/explain").json()["waiting"]
-        assert "1 node is held for another user's job until" in waiting["text"]
+        assert "1 node is held for another user's job (until " in waiting["text"]
         node = eve.get("/api/v1/nodes/n1").json()
         assert (node["held_for"], node["held_for_others"], node["held"]) == ([], 1, {"cpu": 1})
         assert 'fairlead_held_nodes{partition="default"} 1.0' in seen["/metrics"]

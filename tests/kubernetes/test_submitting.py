@@ -58,7 +58,6 @@ def test_the_job_is_read_as_it_was_meant(gang: bool, least: int) -> None:
     ("words", "message"),
     [
         (["--engine", "kubernetes", "true"], "--image"),
-        (["--image", "x", "true"], "--engine kubernetes"),
         (["--engine", "kubernetes", "--image", "x", "--priority", "5", "true"], "PriorityClass"),
         (["--engine", "kubernetes", "--image", "x", "--pool", "p", "true"], "--selector"),
         (["--engine", "kubernetes", "--image", "x"], "COMMAND"),
