@@ -359,7 +359,7 @@ class Fleet:
     def kill_helper(self) -> None:
         """Kill the root helper of an agent. The agent ends, and is started again as a service manager does it."""
         agent = self.random.choice(self.shared)
-        (helper,) = psutil.Process(agent.process.pid).children()
+        (helper,) = until(lambda: psutil.Process(agent.process.pid).children())  # it may have just been started
         helper.kill()
         assert agent.process.wait(60) == 1
         agent.start()

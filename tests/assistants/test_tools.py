@@ -275,7 +275,8 @@ OURS = set(
         "QueueUser.user Scope.budget Scope.left Scope.queue Stage.array Stage.ended Stage.resources StageUse.asked "
         "Step.code Step.group Step.jobs Step.node Step.pool Step.queue Step.resources Step.taint Step.user Story.job "
         "StoryLine.event Submitted.job Submitted.partition Table.next TableRow.node TableRow.state TaskGroup.node "
-        "TaskGroup.state UsageReport.by Used.group Used.hours WaitedFor.cause WaitedFor.of WaitedFor.text Waiting.code Waiting.kind Waiting.then_code Wasteful.job "
+        "TaskGroup.state UsageReport.by Used.group Used.hours "
+        "WaitedFor.cause WaitedFor.of WaitedFor.text Waiting.code Waiting.kind Waiting.then_code Wasteful.job "
         "Wasteful.partition Wasteful.user "
     ).split()
 )

@@ -14,7 +14,9 @@ from fairlead.core import cycle
 from fairlead.core.changes import Placed, SinglesPlaced
 from fairlead.core.resources import SECOND
 from fairlead.core.why.reasons import NoCapacity, WouldDelay
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
+from fairlead.writer.writer import Writer
 from tests.sim import oracle
 
 
@@ -717,3 +719,9 @@ def test_a_hold_for_an_ask_behind_the_head_leaves_the_nodes_of_its_plan(mode: st
     assert w.holds() == {"n0": [("head", "main", 1)], "n2": [("large", "main", 1)]}
     w.advance(500)
     assert (starts.at["head"], starts.at["large"]) == (100, 150)
+
+
+def test_a_partition_without_a_configuration_backfills() -> None:
+    """Its settings are the defaults from the beginning; no change of settings turns backfill on."""
+    writer = Writer(MemoryJournal(), "default")
+    assert writer.partition.settings.backfills and writer.partition.backfills

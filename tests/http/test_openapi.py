@@ -61,7 +61,9 @@ def test_references_lead_somewhere(site: Serving) -> None:
     assert references(document) <= known
 
 
-PARAMETERS = {"job": "17", "action": "replace", "partition": "night", "pool": "gpu"}
+HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+"""The SHA-256 of the content in the example."""
+PARAMETERS = {"digest": HELLO, "job": "17", "action": "replace", "partition": "night", "pool": "gpu"}
 NAMES = {"managers": "k8s", "secrets": "password"}
 
 

@@ -25,7 +25,6 @@ from fairlead.cli.output import (
     state_of,
 )
 from fairlead.cli.typer_commands import option
-from fairlead.wire.index_spans import each_index, text_of
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -199,6 +198,8 @@ def _times(job: wire.Job, starts: list[float | None], ends: list[float]) -> str:
 
 
 def _print_attempts(attempts: list[wire.Attempt]) -> None:
+    from fairlead.wire.index_spans import text_of
+
     rows = [
         (
             f"{attempt.stage}[{text_of(attempt.indices)}]",
@@ -264,6 +265,8 @@ Past = dict[tuple[str, int], tuple[str, str, str]]
 
 def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
     """Return the node, start and run time of the finished tasks whose attempts are in the history."""
+    from fairlead.wire.index_spans import each_index
+
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
     past: Past = {}
     for attempt in attempts if over else ():

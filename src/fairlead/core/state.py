@@ -154,6 +154,7 @@ class Partition:
         self.memory = Memory()
         self.readiness = Readiness()
         self.touched = Touched()
+        self._forecast_ends()
 
     def forget(self) -> None:
         """Clear the results that phases remember between cycles."""
@@ -167,12 +168,17 @@ class Partition:
         self.settings = settings
         self.use_index()
         self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
-        self.derived.forecast = (
-            Forecast(self.allocations.values(), self.now, settings.learns) if settings.backfills else None
-        )
+        self._forecast_ends()
         self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
+
+    def _forecast_ends(self) -> None:
+        """Make the forecast that backfill needs."""
+        settings = self.settings
+        self.derived.forecast = (
+            Forecast(self.allocations.values(), self.now, settings.learns) if settings.backfills else None
+        )
 
     @property
     def backfills(self) -> bool:

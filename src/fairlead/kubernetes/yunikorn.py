@@ -16,7 +16,8 @@ import yaml
 from fairlead.kubernetes.quantities import NotAQuantity, documented, requests
 
 SETTINGS = frozenset(
-    "share guarantee limit max_jobs order scale_first preemptible submit admin users groups max_priority max_grace".split()
+    "share guarantee limit max_jobs order scale_first preemptible submit admin users groups max_priority "
+    "max_grace".split()
 )
 """Settings of a queue of Fairlead, which cannot be names of queues."""
 
