@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from fairlead.core.model import JobSpec, StageSpec
+from fairlead.history.outputs import OutputStore
+from fairlead.history.stores import FolderStore
 from fairlead.http.examples import SENT, answer_of
 from fairlead.wire import api as wire
 from fairlead.wire.operation import Row
@@ -68,7 +71,8 @@ NAMES = {"managers": "k8s", "secrets": "password"}
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_what_the_examples_send_is_taken(site: Serving, name: str) -> None:
+def test_what_the_examples_send_is_taken(site: Serving, tmp_path: Path, name: str) -> None:
+    site.site.outputs = OutputStore(FolderStore(tmp_path / "outputs"))
     site.node("n1")
     site.as_owner.post("/api/v1/managers/k8s")
     pool = {"node": {"cpu": 1}, "max": 8, "provider": {"local": {}}}

@@ -9,7 +9,6 @@ from fairlead.cli import completion
 from fairlead.cli.options import Common
 from fairlead.cli.output import clock, print_json, print_text
 from fairlead.cli.typer_commands import argument, option
-from fairlead.wire.index_spans import text_of
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -52,6 +51,8 @@ def watch(options: WatchOptions) -> None:
 
 def _line(event: wire.Event) -> str:
     """Return an event as one line: time, event, job or node, and reason."""
+    from fairlead.wire.index_spans import text_of
+
     tasks = text_of(event.indices)
     what = [
         event.what,
