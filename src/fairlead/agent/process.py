@@ -26,6 +26,7 @@ from fairlead.agent.node_key import Identity
 from fairlead.agent.probe import Probe
 from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import Channel, Refused
+from fairlead.agent.spawner.confine import SHARED
 from fairlead.agent.spawner.container import kinds
 from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
@@ -102,7 +103,7 @@ class Agent:
         self._lock = _lock(self._directory)
         self._identity = Identity(self._directory, self._name, settings.token)
         self._helper = helper
-        self._images = {f"image.{kind}": runtime for kind, runtime in kinds().items()}
+        self._images = {} if self._is_hidden() else {f"image.{kind}": runtime for kind, runtime in kinds().items()}
         inherited = {**personal_variables(), **os.environ}
         server = server_variables(settings)
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None, server)
@@ -131,6 +132,11 @@ class Agent:
         self._joining = Joining(self.table, self, self._identity, self.epoch, log, cores=os.cpu_count() or 1)
         self.joined = self._joining.joined
         """Set while the agent is joined to a server."""
+
+    def _is_hidden(self) -> bool:
+        """True if tasks do not see this package: it lies in a folder in whose place each user has a private one."""
+        private = self._helper is not None and self._helper.facts.get("tmp") == "private"
+        return private and os.path.abspath(__file__).startswith(tuple(f"{folder}/" for folder in SHARED))
 
     async def run(self) -> None:
         """Run until cancelled. The tasks keep running under their spawners."""
