@@ -200,7 +200,8 @@ def test_mail_goes_to_allowed_domains(tmp_path: Path) -> None:
 def test_the_end_of_a_job_is_told_also_after_a_restart(tmp_path: Path, receiver: Receiver) -> None:
     mail = tmp_path / "sendmail"
     mail.write_text(
-        f'#!/bin/sh\ncat > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/mail\necho "$@" > {tmp_path}/arguments\n'
+        f"#!/bin/sh\ncat > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/mail\n"
+        f'echo "$@" > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/arguments\n'
     )
     mail.chmod(0o755)
     options = ("--name", "box", "--resource", "cpu=4", "--notify-allow", "127.0.0.1/32", "--sendmail", str(mail))
