@@ -275,3 +275,23 @@ def test_the_causes_are_told() -> None:
     assert w.task(job, "w", 0).note == "its gang starts again: w[1] failed"
     sentence = w.why(job).sentence
     assert "because of a gang member that failed or was lost" in sentence and "exit code 7" in sentence
+
+
+def test_a_member_that_is_replaced_alone_stays_in_its_generation() -> None:
+    """The gang was scaled to one task, which is lost, and grows again: its members are of one generation."""
+    w = World()
+    w.nodes(2, prefix="n", cpu=4)
+    stage = {"name": "s", "count": 3, "resources": {"cpu": 1}, "duration": 1000, "on_loss": "replace"}
+    job = w.submit(user="ann", stages=[stage])
+    w.cycle()
+    w.advance(1)
+    w.scale(job, "s", 1)
+    w.cycle()
+    w.advance(5)
+    (node,) = w.placements(job).values()
+    w.fail_node(node)
+    w.cycle()
+    w.advance(100)
+    w.scale(job, "s", 3)
+    w.cycle()
+    assert len(w.placements(job)) == 3

@@ -237,7 +237,7 @@ class Starter:
             parts = (Part(chosen[0].node_id, block, chosen[0].devices),) if one else tuple(_parts(chosen, block))
             settings, job = partition.settings, stage.job
             expected = expected_run(partition, stage) if settings.learns and settings.backfills else None
-            generation = _generation(stage) if stage.count > 1 or job.whole else 0
+            generation = _generation(stage) if stage.count > 1 or job.whole or stage.generation else 0
             first, position = partition.counters.allocation, stage.position
             self.plan.do(Placed(job.id, position, kind, attempt, first, parts, group, safe_until, expected, generation))
         return placed
